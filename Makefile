@@ -1,0 +1,38 @@
+# Everything starts from `make setup`; each target below runs it first and it costs nothing once done.
+PY := .venv/bin/python
+PYTEST := $(PY) -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo evidence test check fmt clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
+
+setup: ## install everything into .venv and convert the model (minutes from nothing, nothing when done)
+	@scripts/setup.sh
+
+demo: setup ## the short show on a real SGLang pair (under 10 minutes)
+	$(PY) -m dataplanes.sglang.demo demo
+
+evidence: setup ## decide every claim on serving (up to an hour); writes build/evidence
+	$(PY) -m dataplanes.sglang.demo evidence
+
+check: setup ## format, lint, types, import rules and the fast tests
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	$(PYTEST) -q -m "not slow and not pair and not root"
+
+test: setup ## every test, the real pair included
+	.venv/bin/ruff check .
+	.venv/bin/lint-imports
+	$(PYTEST) -q
+
+fmt: setup ## format and fix
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+clean: ## remove what was built (.venv and the model stay)
+	find build -mindepth 1 -maxdepth 1 ! -name models -exec rm -rf {} + 2> /dev/null || true
+	rm -rf .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""The SGLang data plane: plugin, launcher, link and what SGLang needs on a CPU."""
