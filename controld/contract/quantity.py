@@ -88,7 +88,7 @@ def parse_share(text: object, *, field: str) -> float:
 
 def _format(value: float, units: tuple[tuple[float, float, str], ...]) -> str:
     """Three digits in the first unit, of (smallest value, divisor, name), whose smallest value is reached."""
-    smallest, divisor, name = next((unit for unit in units if abs(value) >= unit[0]), units[-1])
+    _, divisor, name = next((unit for unit in units if abs(value) >= unit[0]), units[-1])
     return f"{value / divisor:.3g} {name}"
 
 
