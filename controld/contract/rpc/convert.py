@@ -1,0 +1,413 @@
+"""Between protobuf messages and the contract's values, for both sides of the stream.
+
+Every `..._from_proto` validates and raises `FieldError` with the path of the field; unknown fields are tolerated by
+protobuf itself, an unknown kind of resource by `resource_from_proto`. Integers above 2^53 are refused: no count or
+size is that large, so such a number is a negative one that wrapped, or garbage.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeVar
+
+from controld.contract.configuration import Configuration
+from controld.contract.decision import Arm, ClassRule, DecisionTable, Mixture
+from controld.contract.effect import Effect, Half, Path, Verdict
+from controld.contract.errors import FieldError
+from controld.contract.rpc import fleet_pb2 as pb
+from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource
+from controld.contract.telemetry import LinkEstimate, Telemetry
+from controld.contract.trial import CoderMeasurement, SegmentLoss, TrialOutcome, TrialStatus, TrialTask
+
+PROTOCOL_VERSION = 1
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""Limit of one gRPC message, set on both ends."""
+
+MAX_COUNT = 2**53
+MAX_NAME_CHARACTERS = 256
+MAX_TEXT_CHARACTERS = 4096
+
+_E = TypeVar("_E", bound=StrEnum)
+
+
+def checked_count(value: int, field: str) -> int:
+    """An integer that can be a count, size or version. Raises: FieldError."""
+    if not 0 <= value <= MAX_COUNT:
+        raise FieldError(field, f"{value} is not in [0, 2^53]", code="rpc.number")
+    return value
+
+
+def checked_text(value: str, field: str, limit: int = MAX_NAME_CHARACTERS) -> str:
+    """A text of bounded length without control characters (but line breaks and tabs). Raises: FieldError."""
+    if len(value) > limit:
+        raise FieldError(field, f"has {len(value)} characters, more than {limit}", code="rpc.text")
+    if not value.isprintable() and any(ord(c) < 32 and c not in "\n\t\r" for c in value):
+        raise FieldError(field, "holds control characters", code="rpc.text")
+    return value
+
+
+def checked_enum(kind: type[_E], value: str, field: str) -> _E:
+    """A member of an enumeration by its value. Raises: FieldError."""
+    try:
+        return kind(value)
+    except ValueError:
+        allowed = ", ".join(member.value for member in kind)
+        raise FieldError(field, f"{value!r} is unknown", hint=f"one of {allowed}", code="rpc.enum") from None
+
+
+# ------------------------------------------------------------------------------------------- decision table
+
+
+def decision_table_to_proto(table: DecisionTable) -> pb.DecisionTable:
+    """The table without its version, which is the snapshot's."""
+    return pb.DecisionTable(
+        tier=table.tier,
+        link_group=table.link_group,
+        classes=table.classes,
+        size_edges_bytes=table.size_edges_bytes,
+        bandwidth_edges_bytes_per_s=table.bandwidth_edges_bytes_per_s,
+        load_edges=table.load_edges,
+        arms=[
+            pb.Arm(
+                arm_id=arm.arm_id,
+                configuration_json="" if arm.configuration is None else arm.configuration.canonical_json,
+            )
+            for arm in table.arms
+        ],
+        mixtures=[pb.Mixture(arms=mixture.arms, weights=mixture.weights) for mixture in table.mixtures],
+        cells=table.cells,
+        prior_bandwidth_bytes_per_s=table.prior_bandwidth_bytes_per_s,
+    )
+
+
+def decision_table_from_proto(message: pb.DecisionTable, *, version: int) -> DecisionTable:
+    """The table of a snapshot of this version.
+
+    Raises:
+        FieldError: the first field that is not as it must be.
+    """
+    for name in ("tier", "link_group"):
+        if not checked_text(getattr(message, name), f"decision_table.{name}"):
+            raise FieldError(f"decision_table.{name}", "is empty", code="rpc.empty")
+    return DecisionTable(
+        tier=message.tier,
+        link_group=message.link_group,
+        version=version,
+        classes=tuple(message.classes),
+        size_edges_bytes=tuple(message.size_edges_bytes),
+        bandwidth_edges_bytes_per_s=tuple(message.bandwidth_edges_bytes_per_s),
+        load_edges=tuple(message.load_edges),
+        arms=tuple(
+            Arm(arm.arm_id, Configuration.from_json(arm.configuration_json) if arm.configuration_json else None)
+            for arm in message.arms
+        ),
+        mixtures=tuple(Mixture(tuple(m.arms), tuple(m.weights)) for m in message.mixtures),
+        cells=tuple(message.cells),
+        prior_bandwidth_bytes_per_s=message.prior_bandwidth_bytes_per_s,
+    )
+
+
+# ------------------------------------------------------------------------------------------- other resources
+
+
+def class_rules_to_proto(rules: ClassRules) -> pb.ClassRules:
+    """Rules in their order.
+
+    Raises:
+        FieldError: an `extra_key` is the empty string, which on the wire means "any".
+    """
+    messages = []
+    for index, rule in enumerate(rules.rules):
+        if rule.extra_key == "":
+            raise FieldError(f"class_rules.rules[{index}].extra_key", "is empty", code="rpc.empty")
+        if rule.priority is not None and not -(2**63) <= rule.priority < 2**63:
+            raise FieldError(f"class_rules.rules[{index}].priority", "does not fit into 64 bits", code="rpc.number")
+        messages.append(
+            pb.ClassRule(service_class=rule.service_class, extra_key=rule.extra_key or "", priority=rule.priority)
+        )
+    return pb.ClassRules(rules=messages)
+
+
+def class_rules_from_proto(message: pb.ClassRules) -> ClassRules:
+    """Raises: FieldError: a rule names no class."""
+    rules = []
+    for index, rule in enumerate(message.rules):
+        if not rule.service_class:
+            raise FieldError(f"class_rules.rules[{index}].service_class", "is empty", code="rpc.empty")
+        rules.append(
+            ClassRule(
+                rule.service_class,
+                extra_key=rule.extra_key or None,
+                priority=rule.priority if rule.HasField("priority") else None,
+            )
+        )
+    return ClassRules(tuple(rules))
+
+
+def resource_to_proto(resource: Resource) -> pb.Resource:
+    """A named resource of any kind. Raises: FieldError."""
+    payload = resource.payload
+    if isinstance(payload, DecisionTable):
+        return pb.Resource(name=resource.name, decision_table=decision_table_to_proto(payload))
+    if isinstance(payload, ClassRules):
+        return pb.Resource(name=resource.name, class_rules=class_rules_to_proto(payload))
+    return pb.Resource(
+        name=resource.name,
+        calibrated_artefact=pb.CalibratedArtefact(
+            sha256=payload.sha256, model_fingerprint=payload.model_fingerprint, content=payload.content
+        ),
+    )
+
+
+def resource_from_proto(message: pb.Resource, *, version: int) -> Resource | None:
+    """The resource, or None where its kind is newer than this code.
+
+    Raises:
+        FieldError: a field of a known kind is not as it must be.
+    """
+    kind = message.WhichOneof("payload")
+    if kind is None:
+        return None
+    if kind == "decision_table":
+        return Resource(message.name, decision_table_from_proto(message.decision_table, version=version))
+    if kind == "class_rules":
+        return Resource(message.name, class_rules_from_proto(message.class_rules))
+    artefact = message.calibrated_artefact
+    return Resource(message.name, CalibratedArtefact(artefact.sha256, artefact.model_fingerprint, artefact.content))
+
+
+# ------------------------------------------------------------------------------------------- effects
+
+
+def effect_to_proto(effect: Effect, *, seq: int) -> pb.Effect:
+    """The effect under its sequence number, which counts from 1."""
+    return pb.Effect(
+        seq=seq,
+        transfer_id=effect.transfer_id,
+        half=effect.half.value,
+        arm_id=effect.arm_id,
+        table_version=effect.table_version,
+        service_class=effect.service_class,
+        tier=effect.tier,
+        link_group=effect.link_group,
+        tokens=effect.tokens,
+        chunks=effect.chunks,
+        raw_bytes=effect.raw_bytes,
+        wire_bytes=effect.wire_bytes,
+        encode_s=effect.encode_s,
+        wire_s=effect.wire_s,
+        decode_s=effect.decode_s,
+        wait_s=effect.wait_s,
+        total_s=effect.total_s,
+        path=effect.path.value,
+        verdict=effect.verdict.value,
+        reason=effect.reason,
+        expected_bytes=effect.expected_bytes,
+        bandwidth_bytes_per_s=effect.bandwidth_bytes_per_s,
+        load=effect.load,
+        explored=effect.explored,
+        finished_unix_s=effect.finished_unix_s,
+    )
+
+
+def effect_from_proto(message: pb.Effect) -> Effect:
+    """The effect; its sequence number stays in the message.
+
+    Raises:
+        FieldError: a number is not finite, negative or absurd, a name is empty or too long, or an enumeration's value
+            is unknown.
+    """
+    for name in ("table_version", "tokens", "chunks", "raw_bytes", "wire_bytes"):
+        checked_count(getattr(message, name), f"effect.{name}")
+    for name in ("transfer_id", "arm_id", "service_class", "tier", "link_group"):
+        checked_text(getattr(message, name), f"effect.{name}")
+    return Effect(
+        transfer_id=message.transfer_id,
+        half=checked_enum(Half, message.half, "effect.half"),
+        arm_id=message.arm_id,
+        table_version=message.table_version,
+        service_class=message.service_class,
+        tier=message.tier,
+        link_group=message.link_group,
+        tokens=message.tokens,
+        chunks=message.chunks,
+        raw_bytes=message.raw_bytes,
+        wire_bytes=message.wire_bytes,
+        encode_s=message.encode_s,
+        wire_s=message.wire_s,
+        decode_s=message.decode_s,
+        wait_s=message.wait_s,
+        total_s=message.total_s,
+        path=checked_enum(Path, message.path, "effect.path"),
+        verdict=checked_enum(Verdict, message.verdict, "effect.verdict"),
+        reason=checked_text(message.reason, "effect.reason", MAX_TEXT_CHARACTERS),
+        expected_bytes=message.expected_bytes,
+        bandwidth_bytes_per_s=message.bandwidth_bytes_per_s,
+        load=message.load,
+        explored=message.explored,
+        finished_unix_s=message.finished_unix_s,
+    )
+
+
+# ------------------------------------------------------------------------------------------- telemetry
+
+
+def telemetry_to_proto(telemetry: Telemetry) -> pb.Telemetry:
+    """An agent's report."""
+    return pb.Telemetry(
+        attached=telemetry.attached,
+        attach_reason=telemetry.attach_reason,
+        applied_version=telemetry.applied_version,
+        links=[
+            pb.LinkEstimate(
+                link_group=link.link_group,
+                tier=link.tier,
+                bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
+                bandwidth_sd_bytes_per_s=link.bandwidth_sd_bytes_per_s,
+                bandwidth_age_s=link.bandwidth_age_s,
+                offered_bytes_per_s=link.offered_bytes_per_s,
+                offered_sd_bytes_per_s=link.offered_sd_bytes_per_s,
+                backlog_bytes=link.backlog_bytes,
+                transfers=link.transfers,
+            )
+            for link in telemetry.links
+        ],
+        counters=telemetry.counters,
+        lease_left_s=telemetry.lease_left_s,
+    )
+
+
+def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
+    """Raises: FieldError: a number is not finite, negative or absurd, or a link group comes twice."""
+    for index, link in enumerate(message.links):
+        checked_count(link.backlog_bytes, f"telemetry.links[{index}].backlog_bytes")
+        checked_count(link.transfers, f"telemetry.links[{index}].transfers")
+    return Telemetry(
+        attached=message.attached,
+        attach_reason=checked_text(message.attach_reason, "telemetry.attach_reason", MAX_TEXT_CHARACTERS),
+        applied_version=checked_count(message.applied_version, "telemetry.applied_version"),
+        links=tuple(
+            LinkEstimate(
+                link_group=link.link_group,
+                tier=link.tier,
+                bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
+                bandwidth_sd_bytes_per_s=link.bandwidth_sd_bytes_per_s,
+                bandwidth_age_s=link.bandwidth_age_s,
+                offered_bytes_per_s=link.offered_bytes_per_s,
+                offered_sd_bytes_per_s=link.offered_sd_bytes_per_s,
+                backlog_bytes=link.backlog_bytes,
+                transfers=link.transfers,
+            )
+            for link in message.links
+        ),
+        counters={
+            checked_text(name, "telemetry.counters"): checked_count(value, f"telemetry.counters[{name!r}]")
+            for name, value in message.counters.items()
+        },
+        lease_left_s=message.lease_left_s,
+    )
+
+
+# ------------------------------------------------------------------------------------------- trials
+
+
+def trial_task_to_proto(task: TrialTask) -> pb.TrialRequest:
+    """What a profiling worker is asked."""
+    return pb.TrialRequest(
+        study_id=task.study_id,
+        trial_id=task.trial_id,
+        workload=task.workload,
+        lossy_json=task.lossy.canonical_json,
+        coders=task.coders,
+        prompt_tokens=task.prompt_tokens,
+        segments_per_length=task.segments_per_length,
+        first_segment=task.first_segment,
+        continuation_tokens=task.continuation_tokens,
+        deadline_s=task.deadline_s,
+    )
+
+
+def trial_task_from_proto(message: pb.TrialRequest) -> TrialTask:
+    """Raises: FieldError."""
+    return TrialTask(
+        study_id=message.study_id,
+        trial_id=message.trial_id,
+        workload=message.workload,
+        lossy=Configuration.from_json(message.lossy_json),
+        coders=tuple(message.coders),
+        prompt_tokens=tuple(message.prompt_tokens),
+        segments_per_length=message.segments_per_length,
+        first_segment=message.first_segment,
+        continuation_tokens=message.continuation_tokens,
+        deadline_s=message.deadline_s,
+    )
+
+
+def trial_outcome_to_proto(outcome: TrialOutcome) -> pb.TrialResult:
+    """What came of a trial, or how far it is."""
+    return pb.TrialResult(
+        study_id=outcome.study_id,
+        trial_id=outcome.trial_id,
+        status=outcome.status.value,
+        detail=outcome.detail,
+        losses=[
+            pb.SegmentLoss(
+                prompt_tokens=loss.prompt_tokens,
+                segment=loss.segment,
+                loss_nats=loss.loss_nats,
+                top1_agreement=loss.top1_agreement,
+            )
+            for loss in outcome.losses
+        ],
+        coders=[
+            pb.CoderMeasurement(
+                code=coder.code,
+                prompt_tokens=coder.prompt_tokens,
+                segment=coder.segment,
+                raw_bytes=coder.raw_bytes,
+                wire_bytes=coder.wire_bytes,
+                encode_s=coder.encode_s,
+                decode_s=coder.decode_s,
+            )
+            for coder in outcome.coders
+        ],
+        seconds=outcome.seconds,
+        corpus=outcome.corpus,
+    )
+
+
+def trial_outcome_from_proto(message: pb.TrialResult) -> TrialOutcome:
+    """Raises: FieldError: a loss or time is not finite, a size absurd, or the status unknown."""
+    for index, coder in enumerate(message.coders):
+        checked_count(coder.raw_bytes, f"trial.coders[{index}].raw_bytes")
+        checked_count(coder.wire_bytes, f"trial.coders[{index}].wire_bytes")
+    return TrialOutcome(
+        study_id=checked_text(message.study_id, "trial.study_id"),
+        trial_id=checked_text(message.trial_id, "trial.trial_id"),
+        status=checked_enum(TrialStatus, message.status, "trial.status"),
+        detail=checked_text(message.detail, "trial.detail", MAX_TEXT_CHARACTERS),
+        losses=tuple(
+            SegmentLoss(
+                prompt_tokens=loss.prompt_tokens,
+                segment=loss.segment,
+                loss_nats=loss.loss_nats,
+                top1_agreement=loss.top1_agreement,
+            )
+            for loss in message.losses
+        ),
+        coders=tuple(
+            CoderMeasurement(
+                code=coder.code,
+                prompt_tokens=coder.prompt_tokens,
+                segment=coder.segment,
+                raw_bytes=coder.raw_bytes,
+                wire_bytes=coder.wire_bytes,
+                encode_s=coder.encode_s,
+                decode_s=coder.decode_s,
+            )
+            for coder in message.coders
+        ),
+        seconds=message.seconds,
+        corpus=checked_text(message.corpus, "trial.corpus", MAX_TEXT_CHARACTERS),
+    )

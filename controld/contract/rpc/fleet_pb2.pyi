@@ -1,0 +1,452 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class AgentMessage(_message.Message):
+    __slots__ = ("hello", "ack", "nack", "effects", "telemetry", "trial_result")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    NACK_FIELD_NUMBER: _ClassVar[int]
+    EFFECTS_FIELD_NUMBER: _ClassVar[int]
+    TELEMETRY_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_RESULT_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    ack: Ack
+    nack: Nack
+    effects: EffectReport
+    telemetry: Telemetry
+    trial_result: TrialResult
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., effects: _Optional[_Union[EffectReport, _Mapping]] = ..., telemetry: _Optional[_Union[Telemetry, _Mapping]] = ..., trial_result: _Optional[_Union[TrialResult, _Mapping]] = ...) -> None: ...
+
+class ControlMessage(_message.Message):
+    __slots__ = ("welcome", "reject", "snapshot", "lease_renewal", "effect_ack", "trial_request", "trial_cancel", "drain")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REJECT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_RENEWAL_FIELD_NUMBER: _ClassVar[int]
+    EFFECT_ACK_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_CANCEL_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    reject: Reject
+    snapshot: Snapshot
+    lease_renewal: LeaseRenewal
+    effect_ack: EffectAck
+    trial_request: TrialRequest
+    trial_cancel: TrialCancel
+    drain: Drain
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reject: _Optional[_Union[Reject, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., lease_renewal: _Optional[_Union[LeaseRenewal, _Mapping]] = ..., effect_ack: _Optional[_Union[EffectAck, _Mapping]] = ..., trial_request: _Optional[_Union[TrialRequest, _Mapping]] = ..., trial_cancel: _Optional[_Union[TrialCancel, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "deployment", "agent_id", "instance_id", "kind", "role", "rank", "role_peers", "model", "hardware", "config_hash", "capabilities", "started_unix_s")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ROLE_PEERS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    HARDWARE_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_HASH_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    STARTED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    deployment: str
+    agent_id: str
+    instance_id: str
+    kind: str
+    role: str
+    rank: int
+    role_peers: int
+    model: Model
+    hardware: Hardware
+    config_hash: str
+    capabilities: Capabilities
+    started_unix_s: float
+    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., agent_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., kind: _Optional[str] = ..., role: _Optional[str] = ..., rank: _Optional[int] = ..., role_peers: _Optional[int] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., hardware: _Optional[_Union[Hardware, _Mapping]] = ..., config_hash: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., started_unix_s: _Optional[float] = ...) -> None: ...
+
+class Model(_message.Message):
+    __slots__ = ("name", "fingerprint", "kv_dtype", "kv_bytes_per_token")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    fingerprint: str
+    kv_dtype: str
+    kv_bytes_per_token: int
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ...) -> None: ...
+
+class Hardware(_message.Message):
+    __slots__ = ("device", "torch_version", "threads")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    torch_version: str
+    threads: int
+    def __init__(self, device: _Optional[str] = ..., torch_version: _Optional[str] = ..., threads: _Optional[int] = ...) -> None: ...
+
+class Capabilities(_message.Message):
+    __slots__ = ("space_json", "tiers", "resource_kinds")
+    SPACE_JSON_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_KINDS_FIELD_NUMBER: _ClassVar[int]
+    space_json: str
+    tiers: _containers.RepeatedScalarFieldContainer[str]
+    resource_kinds: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, space_json: _Optional[str] = ..., tiers: _Optional[_Iterable[str]] = ..., resource_kinds: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("protocol_version", "server_id", "policy_generation", "effects_acked_up_to")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    POLICY_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    EFFECTS_ACKED_UP_TO_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    server_id: str
+    policy_generation: int
+    effects_acked_up_to: int
+    def __init__(self, protocol_version: _Optional[int] = ..., server_id: _Optional[str] = ..., policy_generation: _Optional[int] = ..., effects_acked_up_to: _Optional[int] = ...) -> None: ...
+
+class Reject(_message.Message):
+    __slots__ = ("code", "reason")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    reason: str
+    def __init__(self, code: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ("reason", "reconnect_after_s")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RECONNECT_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    reconnect_after_s: float
+    def __init__(self, reason: _Optional[str] = ..., reconnect_after_s: _Optional[float] = ...) -> None: ...
+
+class Snapshot(_message.Message):
+    __slots__ = ("version", "nonce", "ttl_s", "resources", "removed", "page_index", "page_count", "policy_generation")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    PAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PAGE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    POLICY_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    nonce: str
+    ttl_s: float
+    resources: _containers.RepeatedCompositeFieldContainer[Resource]
+    removed: _containers.RepeatedScalarFieldContainer[str]
+    page_index: int
+    page_count: int
+    policy_generation: int
+    def __init__(self, version: _Optional[int] = ..., nonce: _Optional[str] = ..., ttl_s: _Optional[float] = ..., resources: _Optional[_Iterable[_Union[Resource, _Mapping]]] = ..., removed: _Optional[_Iterable[str]] = ..., page_index: _Optional[int] = ..., page_count: _Optional[int] = ..., policy_generation: _Optional[int] = ...) -> None: ...
+
+class Resource(_message.Message):
+    __slots__ = ("name", "decision_table", "class_rules", "calibrated_artefact")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DECISION_TABLE_FIELD_NUMBER: _ClassVar[int]
+    CLASS_RULES_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATED_ARTEFACT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    decision_table: DecisionTable
+    class_rules: ClassRules
+    calibrated_artefact: CalibratedArtefact
+    def __init__(self, name: _Optional[str] = ..., decision_table: _Optional[_Union[DecisionTable, _Mapping]] = ..., class_rules: _Optional[_Union[ClassRules, _Mapping]] = ..., calibrated_artefact: _Optional[_Union[CalibratedArtefact, _Mapping]] = ...) -> None: ...
+
+class DecisionTable(_message.Message):
+    __slots__ = ("tier", "link_group", "classes", "size_edges_bytes", "bandwidth_edges_bytes_per_s", "load_edges", "arms", "mixtures", "cells", "prior_bandwidth_bytes_per_s")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    LINK_GROUP_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_EDGES_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_EDGES_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LOAD_EDGES_FIELD_NUMBER: _ClassVar[int]
+    ARMS_FIELD_NUMBER: _ClassVar[int]
+    MIXTURES_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    PRIOR_BANDWIDTH_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    tier: str
+    link_group: str
+    classes: _containers.RepeatedScalarFieldContainer[str]
+    size_edges_bytes: _containers.RepeatedScalarFieldContainer[float]
+    bandwidth_edges_bytes_per_s: _containers.RepeatedScalarFieldContainer[float]
+    load_edges: _containers.RepeatedScalarFieldContainer[float]
+    arms: _containers.RepeatedCompositeFieldContainer[Arm]
+    mixtures: _containers.RepeatedCompositeFieldContainer[Mixture]
+    cells: _containers.RepeatedScalarFieldContainer[int]
+    prior_bandwidth_bytes_per_s: float
+    def __init__(self, tier: _Optional[str] = ..., link_group: _Optional[str] = ..., classes: _Optional[_Iterable[str]] = ..., size_edges_bytes: _Optional[_Iterable[float]] = ..., bandwidth_edges_bytes_per_s: _Optional[_Iterable[float]] = ..., load_edges: _Optional[_Iterable[float]] = ..., arms: _Optional[_Iterable[_Union[Arm, _Mapping]]] = ..., mixtures: _Optional[_Iterable[_Union[Mixture, _Mapping]]] = ..., cells: _Optional[_Iterable[int]] = ..., prior_bandwidth_bytes_per_s: _Optional[float] = ...) -> None: ...
+
+class Arm(_message.Message):
+    __slots__ = ("arm_id", "configuration_json")
+    ARM_ID_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURATION_JSON_FIELD_NUMBER: _ClassVar[int]
+    arm_id: str
+    configuration_json: str
+    def __init__(self, arm_id: _Optional[str] = ..., configuration_json: _Optional[str] = ...) -> None: ...
+
+class Mixture(_message.Message):
+    __slots__ = ("arms", "weights")
+    ARMS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    arms: _containers.RepeatedScalarFieldContainer[int]
+    weights: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, arms: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class ClassRules(_message.Message):
+    __slots__ = ("rules",)
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    rules: _containers.RepeatedCompositeFieldContainer[ClassRule]
+    def __init__(self, rules: _Optional[_Iterable[_Union[ClassRule, _Mapping]]] = ...) -> None: ...
+
+class ClassRule(_message.Message):
+    __slots__ = ("service_class", "extra_key", "priority")
+    SERVICE_CLASS_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_KEY_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    service_class: str
+    extra_key: str
+    priority: int
+    def __init__(self, service_class: _Optional[str] = ..., extra_key: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class CalibratedArtefact(_message.Message):
+    __slots__ = ("sha256", "model_fingerprint", "content")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    model_fingerprint: str
+    content: bytes
+    def __init__(self, sha256: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class LeaseRenewal(_message.Message):
+    __slots__ = ("version", "ttl_s")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    ttl_s: float
+    def __init__(self, version: _Optional[int] = ..., ttl_s: _Optional[float] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("nonce", "version")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    nonce: str
+    version: int
+    def __init__(self, nonce: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+
+class Nack(_message.Message):
+    __slots__ = ("nonce", "version", "error_detail", "resource")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ERROR_DETAIL_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: str
+    version: int
+    error_detail: str
+    resource: str
+    def __init__(self, nonce: _Optional[str] = ..., version: _Optional[int] = ..., error_detail: _Optional[str] = ..., resource: _Optional[str] = ...) -> None: ...
+
+class EffectReport(_message.Message):
+    __slots__ = ("effects",)
+    EFFECTS_FIELD_NUMBER: _ClassVar[int]
+    effects: _containers.RepeatedCompositeFieldContainer[Effect]
+    def __init__(self, effects: _Optional[_Iterable[_Union[Effect, _Mapping]]] = ...) -> None: ...
+
+class EffectAck(_message.Message):
+    __slots__ = ("up_to_seq",)
+    UP_TO_SEQ_FIELD_NUMBER: _ClassVar[int]
+    up_to_seq: int
+    def __init__(self, up_to_seq: _Optional[int] = ...) -> None: ...
+
+class Effect(_message.Message):
+    __slots__ = ("seq", "transfer_id", "half", "arm_id", "table_version", "service_class", "tier", "link_group", "tokens", "chunks", "raw_bytes", "wire_bytes", "encode_s", "wire_s", "decode_s", "wait_s", "total_s", "path", "verdict", "reason", "expected_bytes", "bandwidth_bytes_per_s", "load", "explored", "finished_unix_s")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    HALF_FIELD_NUMBER: _ClassVar[int]
+    ARM_ID_FIELD_NUMBER: _ClassVar[int]
+    TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_CLASS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    LINK_GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WIRE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    WIRE_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    EXPLORED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    transfer_id: str
+    half: str
+    arm_id: str
+    table_version: int
+    service_class: str
+    tier: str
+    link_group: str
+    tokens: int
+    chunks: int
+    raw_bytes: int
+    wire_bytes: int
+    encode_s: float
+    wire_s: float
+    decode_s: float
+    wait_s: float
+    total_s: float
+    path: str
+    verdict: str
+    reason: str
+    expected_bytes: float
+    bandwidth_bytes_per_s: float
+    load: float
+    explored: bool
+    finished_unix_s: float
+    def __init__(self, seq: _Optional[int] = ..., transfer_id: _Optional[str] = ..., half: _Optional[str] = ..., arm_id: _Optional[str] = ..., table_version: _Optional[int] = ..., service_class: _Optional[str] = ..., tier: _Optional[str] = ..., link_group: _Optional[str] = ..., tokens: _Optional[int] = ..., chunks: _Optional[int] = ..., raw_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., encode_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., total_s: _Optional[float] = ..., path: _Optional[str] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., expected_bytes: _Optional[float] = ..., bandwidth_bytes_per_s: _Optional[float] = ..., load: _Optional[float] = ..., explored: _Optional[bool] = ..., finished_unix_s: _Optional[float] = ...) -> None: ...
+
+class Telemetry(_message.Message):
+    __slots__ = ("attached", "attach_reason", "applied_version", "links", "counters", "lease_left_s")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_REASON_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    attached: bool
+    attach_reason: str
+    applied_version: int
+    links: _containers.RepeatedCompositeFieldContainer[LinkEstimate]
+    counters: _containers.ScalarMap[str, int]
+    lease_left_s: float
+    def __init__(self, attached: _Optional[bool] = ..., attach_reason: _Optional[str] = ..., applied_version: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkEstimate, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., lease_left_s: _Optional[float] = ...) -> None: ...
+
+class LinkEstimate(_message.Message):
+    __slots__ = ("link_group", "tier", "bandwidth_bytes_per_s", "bandwidth_sd_bytes_per_s", "bandwidth_age_s", "offered_bytes_per_s", "offered_sd_bytes_per_s", "backlog_bytes", "transfers")
+    LINK_GROUP_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_SD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    OFFERED_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    OFFERED_SD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    link_group: str
+    tier: str
+    bandwidth_bytes_per_s: float
+    bandwidth_sd_bytes_per_s: float
+    bandwidth_age_s: float
+    offered_bytes_per_s: float
+    offered_sd_bytes_per_s: float
+    backlog_bytes: int
+    transfers: int
+    def __init__(self, link_group: _Optional[str] = ..., tier: _Optional[str] = ..., bandwidth_bytes_per_s: _Optional[float] = ..., bandwidth_sd_bytes_per_s: _Optional[float] = ..., bandwidth_age_s: _Optional[float] = ..., offered_bytes_per_s: _Optional[float] = ..., offered_sd_bytes_per_s: _Optional[float] = ..., backlog_bytes: _Optional[int] = ..., transfers: _Optional[int] = ...) -> None: ...
+
+class TrialRequest(_message.Message):
+    __slots__ = ("study_id", "trial_id", "workload", "lossy_json", "coders", "prompt_tokens", "segments_per_length", "first_segment", "continuation_tokens", "deadline_s")
+    STUDY_ID_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_JSON_FIELD_NUMBER: _ClassVar[int]
+    CODERS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_PER_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    study_id: str
+    trial_id: str
+    workload: str
+    lossy_json: str
+    coders: _containers.RepeatedScalarFieldContainer[str]
+    prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
+    segments_per_length: int
+    first_segment: int
+    continuation_tokens: int
+    deadline_s: float
+    def __init__(self, study_id: _Optional[str] = ..., trial_id: _Optional[str] = ..., workload: _Optional[str] = ..., lossy_json: _Optional[str] = ..., coders: _Optional[_Iterable[str]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., segments_per_length: _Optional[int] = ..., first_segment: _Optional[int] = ..., continuation_tokens: _Optional[int] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
+class TrialCancel(_message.Message):
+    __slots__ = ("study_id", "trial_id")
+    STUDY_ID_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_ID_FIELD_NUMBER: _ClassVar[int]
+    study_id: str
+    trial_id: str
+    def __init__(self, study_id: _Optional[str] = ..., trial_id: _Optional[str] = ...) -> None: ...
+
+class TrialResult(_message.Message):
+    __slots__ = ("study_id", "trial_id", "status", "detail", "losses", "coders", "seconds", "corpus")
+    STUDY_ID_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    CODERS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    study_id: str
+    trial_id: str
+    status: str
+    detail: str
+    losses: _containers.RepeatedCompositeFieldContainer[SegmentLoss]
+    coders: _containers.RepeatedCompositeFieldContainer[CoderMeasurement]
+    seconds: float
+    corpus: str
+    def __init__(self, study_id: _Optional[str] = ..., trial_id: _Optional[str] = ..., status: _Optional[str] = ..., detail: _Optional[str] = ..., losses: _Optional[_Iterable[_Union[SegmentLoss, _Mapping]]] = ..., coders: _Optional[_Iterable[_Union[CoderMeasurement, _Mapping]]] = ..., seconds: _Optional[float] = ..., corpus: _Optional[str] = ...) -> None: ...
+
+class SegmentLoss(_message.Message):
+    __slots__ = ("prompt_tokens", "segment", "loss_nats", "top1_agreement")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    LOSS_NATS_FIELD_NUMBER: _ClassVar[int]
+    TOP1_AGREEMENT_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    segment: int
+    loss_nats: float
+    top1_agreement: float
+    def __init__(self, prompt_tokens: _Optional[int] = ..., segment: _Optional[int] = ..., loss_nats: _Optional[float] = ..., top1_agreement: _Optional[float] = ...) -> None: ...
+
+class CoderMeasurement(_message.Message):
+    __slots__ = ("code", "prompt_tokens", "segment", "raw_bytes", "wire_bytes", "encode_s", "decode_s")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WIRE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    prompt_tokens: int
+    segment: int
+    raw_bytes: int
+    wire_bytes: int
+    encode_s: float
+    decode_s: float
+    def __init__(self, code: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., segment: _Optional[int] = ..., raw_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., encode_s: _Optional[float] = ..., decode_s: _Optional[float] = ...) -> None: ...

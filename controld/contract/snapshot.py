@@ -1,0 +1,67 @@
+"""What a snapshot carries: named resources, each of one kind. A decision table is the first kind."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+from controld.contract.decision import ClassRule, DecisionTable
+from controld.contract.errors import FieldError
+
+
+class ResourceKind(StrEnum):
+    """Kinds of resource, as an agent lists those that it understands."""
+
+    DECISION_TABLE = "decision_table"
+    CLASS_RULES = "class_rules"
+    CALIBRATED_ARTEFACT = "calibrated_artefact"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRules:
+    """How a request finds its service class; the first match wins, none is `default`."""
+
+    rules: tuple[ClassRule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedArtefact:
+    """Bytes that a configuration names by hash: transform bases, step sizes, coder tables.
+
+    Raises:
+        FieldError: the content does not have the hash.
+    """
+
+    sha256: str
+    model_fingerprint: str
+    content: bytes
+
+    def __post_init__(self) -> None:
+        actual = hashlib.sha256(self.content).hexdigest()
+        if actual != self.sha256:
+            raise FieldError("calibrated_artefact.sha256", f"{self.sha256!r}, but the content has {actual}")
+
+
+Payload = DecisionTable | ClassRules | CalibratedArtefact
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A payload under a name that is unique in its snapshot."""
+
+    name: str
+    payload: Payload
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise FieldError("resource.name", "is empty")
+
+    @property
+    def kind(self) -> ResourceKind:
+        """The kind of the payload."""
+        if isinstance(self.payload, DecisionTable):
+            return ResourceKind.DECISION_TABLE
+        if isinstance(self.payload, ClassRules):
+            return ResourceKind.CLASS_RULES
+        return ResourceKind.CALIBRATED_ARTEFACT
