@@ -1,0 +1,73 @@
+"""What the admin API asks of the daemon. Every answer is plain JSON data."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HypotheticalContext:
+    """A decision that nobody asked for yet: bytes, bytes per second, and load as a fraction of the link."""
+
+    service_class: str
+    tier: str
+    size_bytes: float
+    bandwidth_bytes_per_s: float
+    load: float
+    deployment: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionFilter:
+    """Which effects to list, newest first."""
+
+    limit: int = 50
+    service_class: str | None = None
+    arm_id: str | None = None
+
+
+class AdminBackend(Protocol):
+    """Reads are snapshots; writes name what they did.
+
+    Raises:
+        NotFoundError: for an unknown id, with `gone` where it was kept once.
+        ControldError: for a refused request, with its stable code.
+    """
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether the daemon serves, and why not."""
+        ...
+
+    async def status(self) -> Json: ...
+
+    async def dataplanes(self) -> list[Json]: ...
+
+    async def candidates(self, workload: str | None) -> list[Json]: ...
+
+    async def decisions(self, wanted: DecisionFilter) -> Json: ...
+
+    async def explain(self, transfer_id: str) -> Json: ...
+
+    async def explain_hypothetical(self, context: HypotheticalContext) -> Json: ...
+
+    async def policies(self) -> Json: ...
+
+    async def reload(self) -> tuple[bool, Json]:
+        """Reload now; whether the files were accepted, and the outcome."""
+        ...
+
+    async def start_study(self, specification: Json) -> Json: ...
+
+    async def studies(self) -> list[Json]: ...
+
+    async def study(self, study_id: str) -> Json: ...
+
+    async def cancel_study(self, study_id: str) -> Json: ...
+
+    def study_events(self, study_id: str) -> AsyncIterator[Json]:
+        """Every change of a study, the present state first; ends with the study."""
+        ...

@@ -1,0 +1,213 @@
+"""The routes as data: aiohttp serves them, OpenAPI describes them, one list for both."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from controld.admin.backend import AdminBackend, DecisionFilter, HypotheticalContext
+from controld.contract.decision import DEFAULT_CLASS
+from controld.contract.errors import FieldError
+from controld.contract.quantity import parse_rate_bytes_per_s, parse_size_bytes
+from controld.obs.metrics import CONTENT_TYPE, Metrics
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+MAX_LISTED = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryParameter:
+    """One query parameter; a request with any other is refused."""
+
+    name: str
+    description: str
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One operation."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    query: tuple[QueryParameter, ...] = ()
+    body: str = ""
+    media_type: str = "application/json"
+    statuses: tuple[int, ...] = (200,)
+
+
+def _json(data: Any, status: int = 200) -> web.Response:
+    return web.json_response(data, status=status, dumps=lambda value: json.dumps(value, allow_nan=False))
+
+
+def _integer(request: web.Request, name: str, default: int, *, low: int, high: int) -> int:
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+        raise FieldError(name, f'"{text}" is not a whole number from {low} to {high}')
+    return int(text)
+
+
+def _number(request: web.Request, name: str, default: float) -> float:
+    text = request.query.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise FieldError(name, f'"{text}" is not a finite non-negative number')
+    return value
+
+
+def _hypothetical(request: web.Request) -> HypotheticalContext:
+    for name in ("bytes", "bandwidth"):
+        if name not in request.query:
+            raise FieldError(name, "is missing", hint="for example ?class=chat&bytes=20MB&bandwidth=200Mbit")
+    return HypotheticalContext(
+        service_class=request.query.get("class", DEFAULT_CLASS),
+        tier=request.query.get("tier", "pd"),
+        size_bytes=parse_size_bytes(request.query["bytes"], field="bytes"),
+        bandwidth_bytes_per_s=parse_rate_bytes_per_s(request.query["bandwidth"], field="bandwidth"),
+        load=_number(request, "load", 0.0),
+        deployment=request.query.get("deployment"),
+    )
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        data = await request.json()
+    except ValueError as error:
+        raise FieldError("body", f"not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise FieldError("body", "not a JSON object")
+    return data
+
+
+def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
+    """All operations but the OpenAPI document itself."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        return _json({"status": "alive"})
+
+    async def readyz(_: web.Request) -> web.Response:
+        ready, reason = backend.ready()
+        return _json({"status": "ready" if ready else "not_ready", "reason": reason}, 200 if ready else 503)
+
+    async def metrics_text(_: web.Request) -> web.Response:
+        return web.Response(body=metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def status(_: web.Request) -> web.Response:
+        return _json(await backend.status())
+
+    async def dataplanes(_: web.Request) -> web.Response:
+        return _json({"dataplanes": await backend.dataplanes()})
+
+    async def candidates(request: web.Request) -> web.Response:
+        return _json({"candidates": await backend.candidates(request.query.get("workload"))})
+
+    async def decisions(request: web.Request) -> web.Response:
+        wanted = DecisionFilter(
+            limit=_integer(request, "limit", 50, low=1, high=MAX_LISTED),
+            service_class=request.query.get("class"),
+            arm_id=request.query.get("arm"),
+        )
+        return _json(await backend.decisions(wanted))
+
+    async def explain(request: web.Request) -> web.Response:
+        return _json(await backend.explain(request.match_info["id"]))
+
+    async def hypothetical(request: web.Request) -> web.Response:
+        return _json(await backend.explain_hypothetical(_hypothetical(request)))
+
+    async def policies(_: web.Request) -> web.Response:
+        return _json(await backend.policies())
+
+    async def reload(_: web.Request) -> web.Response:
+        accepted, outcome = await backend.reload()
+        return _json(outcome, 200 if accepted else 422)
+
+    async def start_study(request: web.Request) -> web.Response:
+        return _json(await backend.start_study(await _body(request)), 201)
+
+    async def studies(_: web.Request) -> web.Response:
+        return _json({"studies": await backend.studies()})
+
+    async def study(request: web.Request) -> web.Response:
+        return _json(await backend.study(request.match_info["id"]))
+
+    async def cancel_study(request: web.Request) -> web.Response:
+        return _json(await backend.cancel_study(request.match_info["id"]))
+
+    async def study_events(request: web.Request) -> web.StreamResponse:
+        events = backend.study_events(request.match_info["id"])
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await response.prepare(request)
+        async for event in events:
+            await response.write(b"data: " + json.dumps(event, allow_nan=False).encode() + b"\n\n")
+        return response
+
+    def get(path: str, handler: Handler, summary: str, **rest: Any) -> Route:
+        return Route(method="GET", path=path, handler=handler, summary=summary, **rest)
+
+    parameter = QueryParameter
+    return (
+        get("/healthz", healthz, "Whether the process lives"),
+        get("/readyz", readyz, "Whether it serves agents under a valid policy", statuses=(200, 503)),
+        get("/metrics", metrics_text, "Prometheus metrics", media_type="text/plain"),
+        get("/v1/status", status, "Policy generation, agents, links, counts of decisions"),
+        get("/v1/dataplanes", dataplanes, "Connected agents with desired, acked, effective and last failed version"),
+        get(
+            "/v1/candidates", candidates, "Profiles with their objectives and whether each is on the Pareto front",
+            query=(parameter(name="workload", description="only this workload"),),
+        ),
+        get(
+            "/v1/decisions", decisions, "Effects, newest first, and counts by arm, path and reason",
+            query=(
+                parameter(name="limit", description=f"1 to {MAX_LISTED}, 50 unless given"),
+                parameter(name="class", description="only this service class"),
+                parameter(name="arm", description="only this arm"),
+            ),
+        ),
+        get("/v1/decisions/{id}/explain", explain, "Why a transfer was sent as it was", statuses=(200, 404, 410)),
+        get(
+            "/v1/explain", hypothetical, "What would be decided in a context",
+            query=(
+                parameter(name="class", description="service class, `default` unless given"),
+                parameter(name="tier", description="pd, prefix_store or video; pd unless given"),
+                parameter(name="bytes", description="size of the transfer, as 20MB", required=True),
+                parameter(name="bandwidth", description="of the link, as 200Mbit", required=True),
+                parameter(name="load", description="raw bytes per second offered over bandwidth, 0 unless given"),
+                parameter(name="deployment", description="which plane; the only one unless given"),
+            ),
+        ),
+        get("/v1/policies", policies, "The policy set in force, and the last refused one with its problems"),
+        Route(
+            method="POST", path="/v1/reload", handler=reload, statuses=(200, 422),
+            summary="Read the policies again; 422 names the problems and the last good set stays in force",
+        ),
+        Route(
+            method="POST", path="/v1/studies", handler=start_study, statuses=(201, 400, 422), body="specification",
+            summary="Start a profiling study",
+        ),
+        get("/v1/studies", studies, "All studies"),
+        get("/v1/studies/{id}", study, "One study with its trials", statuses=(200, 404)),
+        get(
+            "/v1/studies/{id}/events", study_events, "Changes of a study as server-sent events",
+            media_type="text/event-stream", statuses=(200, 404),
+        ),
+        Route(
+            method="DELETE", path="/v1/studies/{id}", handler=cancel_study, statuses=(200, 404),
+            summary="Cancel a study; what it measured stays",
+        ),
+    )  # fmt: skip

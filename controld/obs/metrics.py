@@ -1,0 +1,53 @@
+"""Metrics of the daemon. Labels are bounded: classes, arms in the tables and enumerated reasons, never ids."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from controld.contract.effect import Effect, Half
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """One registry per daemon, so that tests and embedders never share counters."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.policy_generation = Gauge("controld_policy_generation", "Generation in force", registry=registry)
+        self.reloads = Counter("controld_reloads", "Reload attempts", ["outcome"], registry=registry)
+        self.agents = Gauge("controld_agents", "Connected agents", ["kind", "role", "state"], registry=registry)
+        self.published_version = Gauge("controld_published_version", "Newest snapshot version", registry=registry)
+        self.plans = Counter("controld_plans", "Plans made", ["outcome"], registry=registry)
+        self.plan_seconds = Histogram(
+            "controld_plan_seconds",
+            "Time to make one plan",
+            registry=registry,
+            buckets=(0.005, 0.02, 0.05, 0.1, 0.3, 1, 3),
+        )
+        self.effects = Counter(
+            "controld_effects", "Committed effects", ["half", "service_class", "path", "verdict"],
+            registry=registry,
+        )  # fmt: skip
+        self.raw_bytes = Counter("controld_transfer_raw_bytes", "KV bytes before coding", ["path"], registry=registry)
+        self.wire_bytes = Counter(
+            "controld_transfer_wire_bytes", "Bytes that crossed the link", ["path"], registry=registry
+        )
+        self.feedback_refused = Counter(
+            "controld_feedback_refused", "Effects that taught nothing", ["reason"], registry=registry
+        )
+        self.internal_errors = Counter(
+            "controld_internal_errors", "Errors caught at a process edge", ["where"], registry=registry
+        )
+
+    def count_effect(self, effect: Effect) -> None:
+        """Count one committed effect; bytes only once a transfer, from the sender's half."""
+        self.effects.labels(effect.half.value, effect.service_class, effect.path.value, effect.verdict.value).inc()
+        if effect.half is Half.SENDER:
+            self.raw_bytes.labels(effect.path.value).inc(effect.raw_bytes)
+            self.wire_bytes.labels(effect.path.value).inc(effect.wire_bytes)
+
+    def exposition(self) -> bytes:
+        """The text format that Prometheus scrapes."""
+        return generate_latest(self.registry)
