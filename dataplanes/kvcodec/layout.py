@@ -1,0 +1,199 @@
+"""What a sender's KV looks like: planes, their roles and shapes, and how planes of one shape form stacks."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from dataplanes.kvcodec.errors import CodecError
+
+
+class PlaneRole(enum.Enum):
+    """What a plane holds. A latent plane (MLA) is quantised with the key's parameters."""
+
+    KEY = "key"
+    VALUE = "value"
+    LATENT = "latent"
+
+
+class KVDtype(enum.Enum):
+    """Element type of the KV pool."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The same type in torch."""
+        return _TORCH_DTYPES[self]
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element."""
+        return self.torch_dtype.itemsize
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> KVDtype:
+        """The member for a torch dtype.
+
+        Raises:
+            CodecError: KV of that dtype is not supported.
+        """
+        for member, known in _TORCH_DTYPES.items():
+            if known is dtype:
+                return member
+        raise CodecError(f"KV of {dtype} cannot be coded", code="codec.dtype", hint="bfloat16, float16 or float32")
+
+
+_TORCH_DTYPES = {
+    KVDtype.BFLOAT16: torch.bfloat16,
+    KVDtype.FLOAT16: torch.float16,
+    KVDtype.FLOAT32: torch.float32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """One layer's keys, values or latents: `[tokens, heads, head_dim]`."""
+
+    role: PlaneRole
+    heads: int
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        if self.heads < 1 or self.head_dim < 1:
+            raise CodecError(f"a plane of {self.heads} heads of {self.head_dim}", code="codec.layout")
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Planes of one role and shape, coded together: positions in the layout and the shape they share."""
+
+    positions: tuple[int, ...]
+    plane: Plane
+
+    @property
+    def as_slice(self) -> slice | None:
+        """The positions as a slice where they are evenly spaced, so that a dense tensor yields a view."""
+        first, last, count = self.positions[0], self.positions[-1], len(self.positions)
+        step = self.positions[1] - first if count > 1 else 1
+        if self.positions == tuple(range(first, last + 1, step)):
+            return slice(first, last + 1, step)
+        return None
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """The planes of one rank in the order in which they are coded, their element type and the page size.
+
+    Args:
+        planes: in coding order; SGLang's order (all keys, then all values) and layer by layer are both fine.
+        dtype: element type of every plane.
+        page_tokens: tokens per page; chunks start at page boundaries.
+    """
+
+    planes: tuple[Plane, ...]
+    dtype: KVDtype
+    page_tokens: int
+
+    def __post_init__(self) -> None:
+        if not self.planes or self.page_tokens < 1:
+            raise CodecError("a layout needs at least one plane and a positive page size", code="codec.layout")
+
+    @classmethod
+    def keys_then_values(
+        cls, *, layers: int, heads: int, head_dim: int, dtype: KVDtype, page_tokens: int, value_dim: int | None = None
+    ) -> KVLayout:
+        """`layers` key planes followed by `layers` value planes, as SGLang's MHA pool lists them."""
+        keys = (Plane(PlaneRole.KEY, heads, head_dim),) * layers
+        values = (Plane(PlaneRole.VALUE, heads, value_dim or head_dim),) * layers
+        return cls(planes=keys + values, dtype=dtype, page_tokens=page_tokens)
+
+    @classmethod
+    def latents(cls, *, layers: int, latent_dim: int, dtype: KVDtype, page_tokens: int) -> KVLayout:
+        """`layers` latent planes of one head, as SGLang's MLA pool lists them."""
+        return cls(planes=(Plane(PlaneRole.LATENT, 1, latent_dim),) * layers, dtype=dtype, page_tokens=page_tokens)
+
+    @cached_property
+    def token_bytes(self) -> int:
+        """Raw bytes of one token over all planes."""
+        return sum(plane.heads * plane.head_dim for plane in self.planes) * self.dtype.element_bytes
+
+    def raw_bytes(self, tokens: int) -> int:
+        """Raw bytes of `tokens` tokens."""
+        return tokens * self.token_bytes
+
+    @cached_property
+    def is_dense(self) -> bool:
+        """Whether all planes have one shape, so that they may be passed as one tensor."""
+        return len({(plane.heads, plane.head_dim) for plane in self.planes}) == 1
+
+    @cached_property
+    def roles(self) -> frozenset[PlaneRole]:
+        """The roles that occur."""
+        return frozenset(plane.role for plane in self.planes)
+
+    @cached_property
+    def stacks(self) -> tuple[Stack, ...]:
+        """Planes grouped by role and shape, in order of first occurrence."""
+        positions: dict[Plane, list[int]] = {}
+        for position, plane in enumerate(self.planes):
+            positions.setdefault(plane, []).append(position)
+        return tuple(Stack(positions=tuple(found), plane=plane) for plane, found in positions.items())
+
+    def run_lengths(self) -> list[list[str | int]]:
+        """`[role, heads, head_dim, count]` per run of equal planes: the form that frames carry."""
+        return [[plane.role.value, plane.heads, plane.head_dim, len(list(run))] for plane, run in groupby(self.planes)]
+
+    def check_planes(self, planes: Tensor | Sequence[Tensor]) -> int:
+        """The number of tokens in `planes`, after checking count, shapes and dtype.
+
+        Raises:
+            CodecError: they are not this layout's planes.
+        """
+        if isinstance(planes, Tensor):
+            if planes.dim() != 4 or not self.is_dense:
+                raise CodecError("a dense tensor is [planes, tokens, heads, head_dim]", code="codec.shape")
+            first = self.planes[0]
+            if (planes.shape[0], planes.shape[2], planes.shape[3]) != (len(self.planes), first.heads, first.head_dim):
+                raise CodecError(f"a tensor of shape {tuple(planes.shape)} is not this layout", code="codec.shape")
+            self._check_dtype(planes)
+            return int(planes.shape[1])
+        if len(planes) != len(self.planes):
+            raise CodecError(f"{len(planes)} planes where {len(self.planes)} were announced", code="codec.shape")
+        tokens = int(planes[0].shape[0])
+        for tensor, plane in zip(planes, self.planes, strict=True):
+            if tuple(tensor.shape) != (tokens, plane.heads, plane.head_dim):
+                raise CodecError(f"a plane of shape {tuple(tensor.shape)} is not {plane}", code="codec.shape")
+            self._check_dtype(tensor)
+        return tokens
+
+    def _check_dtype(self, tensor: Tensor) -> None:
+        if tensor.dtype is not self.dtype.torch_dtype:
+            raise CodecError(f"{tensor.dtype} where {self.dtype.value} was announced", code="codec.dtype")
+
+
+def stack_planes(planes: Tensor | Sequence[Tensor], stack: Stack) -> Tensor:
+    """`[planes of the stack, tokens, heads, head_dim]`: a view of a dense tensor, a copy of a list."""
+    if isinstance(planes, Tensor):
+        span = stack.as_slice
+        return planes[span] if span is not None else planes[list(stack.positions)]
+    return torch.stack([planes[position] for position in stack.positions])
+
+
+def unstack_planes(values: Tensor, planes: Tensor | Sequence[Tensor], stack: Stack) -> None:
+    """Write a stack back into `planes` in place, converting to their dtype."""
+    if isinstance(planes, Tensor):
+        span = stack.as_slice
+        if span is not None:
+            planes[span].copy_(values)
+            return
+    for index, position in enumerate(stack.positions):
+        planes[position].copy_(values[index])

@@ -1,0 +1,205 @@
+"""The quantise stage over one stack of planes: symbols and side data, and back.
+
+A stack is `[planes, tokens, heads, head_dim]`. Side data are rows of bytes that the coder treats as an alphabet of 256;
+16-bit scales are split so that their predictable high bytes stand together.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dataplanes.kvcodec.layout import Plane
+from dataplanes.kvcodec.parameters import Axis, CodecParameters, LevelsParameters, Quantise
+from dataplanes.numerics import fp8, levels, nvfp4
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedStack:
+    """Symbols `[planes, tokens, heads, head_dim]` (uint8) and side rows (uint8 `[rows, length]` each)."""
+
+    symbols: Tensor
+    side: tuple[Tensor, ...]
+
+
+class StackQuantiser(ABC):
+    """One number format over one stack. `tokens` is at least 1 everywhere."""
+
+    symbol_levels: int
+
+    @abstractmethod
+    def encode(self, x: Tensor, first_token: int) -> QuantisedStack | None:
+        """Quantise float32 `x`; None if a value or a range cannot be expressed, so that the chunk must go raw."""
+
+    @abstractmethod
+    def decode(self, quantised: QuantisedStack, first_token: int) -> Tensor:
+        """float32 values of the symbols' shape."""
+
+    @abstractmethod
+    def side_shapes(self, planes: int, tokens: int, first_token: int) -> tuple[tuple[int, int], ...]:
+        """Shapes of the side rows."""
+
+
+class ChannelLevels(StackQuantiser):
+    """Integer levels; a group is one channel over the tokens of one span of positions.
+
+    A chunk that starts or ends inside a span has a smaller group there. The span is completed by repeating the
+    nearest token, which leaves minimum and maximum alone.
+    """
+
+    def __init__(self, plane: Plane, parameters: LevelsParameters) -> None:
+        self._plane = plane
+        self._group = parameters.group
+        self.symbol_levels = parameters.levels
+
+    def encode(self, x: Tensor, first_token: int) -> QuantisedStack | None:
+        """See the base class."""
+        planes, tokens = x.shape[:2]
+        before, after = self._missing(tokens, first_token)
+        if before or after:
+            x = torch.cat([x[:, :1].expand(-1, before, -1, -1), x, x[:, -1:].expand(-1, after, -1, -1)], dim=1)
+        grouped = x.reshape(planes, -1, self._group, self._channels)
+        symbols, scale, zero = levels.quantise(grouped, self.symbol_levels, dim=2)
+        if not levels.all_finite(scale, zero):
+            return None
+        symbols = symbols.view(planes, -1, self._plane.heads, self._plane.head_dim)
+        return QuantisedStack(symbols[:, before : before + tokens], (split_bytes(scale), split_bytes(zero)))
+
+    def decode(self, quantised: QuantisedStack, first_token: int) -> Tensor:
+        """See the base class."""
+        symbols = quantised.symbols
+        planes, tokens = symbols.shape[:2]
+        before, after = self._missing(tokens, first_token)
+        if before or after:
+            symbols = torch.nn.functional.pad(symbols, (0, 0, 0, 0, before, after))
+        shape = (planes, -1, 1, self._channels)
+        scale, zero = (join_bytes(rows, torch.float16).view(shape) for rows in quantised.side)
+        grouped = symbols.reshape(planes, -1, self._group, self._channels)
+        values = levels.dequantise(grouped, scale, zero)
+        values = values.view(planes, -1, self._plane.heads, self._plane.head_dim)
+        return values[:, before : before + tokens]
+
+    def side_shapes(self, planes: int, tokens: int, first_token: int) -> tuple[tuple[int, int], ...]:
+        """See the base class."""
+        before, after = self._missing(tokens, first_token)
+        groups = (before + tokens + after) // self._group
+        return ((2, planes * groups * self._channels),) * 2
+
+    @property
+    def _channels(self) -> int:
+        return self._plane.heads * self._plane.head_dim
+
+    def _missing(self, tokens: int, first_token: int) -> tuple[int, int]:
+        before = first_token % self._group
+        return before, -(before + tokens) % self._group
+
+
+class TokenLevels(StackQuantiser):
+    """Integer levels; a group is a run of channels within one head of one token."""
+
+    def __init__(self, plane: Plane, parameters: LevelsParameters) -> None:
+        self._plane = plane
+        self._group = parameters.channels_per_group(plane.head_dim)
+        self.symbol_levels = parameters.levels
+
+    def encode(self, x: Tensor, first_token: int) -> QuantisedStack | None:
+        """See the base class."""
+        grouped = x.reshape(*x.shape[:2], -1, self._group)
+        symbols, scale, zero = levels.quantise(grouped, self.symbol_levels, dim=3)
+        if not levels.all_finite(scale, zero):
+            return None
+        return QuantisedStack(symbols.view(x.shape), (split_bytes(scale), split_bytes(zero)))
+
+    def decode(self, quantised: QuantisedStack, first_token: int) -> Tensor:
+        """See the base class."""
+        symbols = quantised.symbols
+        grouped = symbols.reshape(*symbols.shape[:2], -1, self._group)
+        scale, zero = (join_bytes(rows, torch.float16).view(*grouped.shape[:3], 1) for rows in quantised.side)
+        return levels.dequantise(grouped, scale, zero).view(symbols.shape)
+
+    def side_shapes(self, planes: int, tokens: int, first_token: int) -> tuple[tuple[int, int], ...]:
+        """See the base class."""
+        return ((2, planes * tokens * self._plane.heads * self._plane.head_dim // self._group),) * 2
+
+
+class Fp8E4m3(StackQuantiser):
+    """FP8 bytes with a scale per head vector."""
+
+    symbol_levels = 256
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+
+    def encode(self, x: Tensor, first_token: int) -> QuantisedStack | None:
+        """See the base class."""
+        codes, scale = fp8.quantise(x)
+        if not levels.all_finite(scale):
+            return None
+        return QuantisedStack(codes, (split_bytes(scale),))
+
+    def decode(self, quantised: QuantisedStack, first_token: int) -> Tensor:
+        """See the base class."""
+        codes = quantised.symbols
+        scale = join_bytes(quantised.side[0], torch.bfloat16).view(*codes.shape[:3], 1)
+        return fp8.dequantise(codes.contiguous(), scale)
+
+    def side_shapes(self, planes: int, tokens: int, first_token: int) -> tuple[tuple[int, int], ...]:
+        """See the base class."""
+        return ((2, planes * tokens * self._plane.heads),)
+
+
+class Nvfp4(StackQuantiser):
+    """NVFP4 codes with block scales and a scale per token."""
+
+    symbol_levels = nvfp4.CODES
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+
+    def encode(self, x: Tensor, first_token: int) -> QuantisedStack | None:
+        """See the base class."""
+        codes, block_scale, outer = nvfp4.quantise(x)
+        if not levels.all_finite(outer):
+            return None
+        return QuantisedStack(codes, (block_scale.view(1, -1), split_bytes(outer)))
+
+    def decode(self, quantised: QuantisedStack, first_token: int) -> Tensor:
+        """See the base class."""
+        codes = quantised.symbols
+        block_scale = quantised.side[0].view(*codes.shape[:3], self._blocks)
+        return nvfp4.dequantise(codes, block_scale, join_bytes(quantised.side[1], torch.bfloat16).view(codes.shape[:2]))
+
+    def side_shapes(self, planes: int, tokens: int, first_token: int) -> tuple[tuple[int, int], ...]:
+        """See the base class."""
+        return (1, planes * tokens * self._plane.heads * self._blocks), (2, planes * tokens)
+
+    @property
+    def _blocks(self) -> int:
+        return nvfp4.block_count(self._plane.head_dim)
+
+
+def quantiser_for(plane: Plane, parameters: CodecParameters) -> StackQuantiser:
+    """The quantiser of a lossy configuration for stacks of `plane`."""
+    match parameters.quantise:
+        case Quantise.LEVELS:
+            part = parameters.levels_of(plane)
+            return ChannelLevels(plane, part) if part.axis is Axis.CHANNEL else TokenLevels(plane, part)
+        case Quantise.FP8_E4M3:
+            return Fp8E4m3(plane)
+        case Quantise.NVFP4:
+            return Nvfp4(plane)
+        case Quantise.NONE:
+            raise AssertionError("a lossless configuration has no quantiser")
+
+
+def split_bytes(values: Tensor) -> Tensor:
+    """Elements of `n` bytes as `[n, elements]` bytes, lowest byte first."""
+    return values.contiguous().view(torch.uint8).view(-1, values.element_size()).t().contiguous()
+
+
+def join_bytes(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Undo `split_bytes`: a flat tensor of `dtype`."""
+    return rows.t().contiguous().view(dtype).view(-1)
