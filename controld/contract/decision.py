@@ -179,11 +179,16 @@ def unit_hash(transfer_id: str, table_version: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ClassRule:
-    """When a request belongs to a service class; `None` matches anything. The first match wins."""
+    """When a request belongs to a service class; `None` matches anything. The first match wins.
+
+    Args:
+        learn: whether its transfers teach the estimators and the controller; false for an experiment's pinned arms.
+    """
 
     service_class: str
     extra_key: str | None = None
     priority: int | None = None
+    learn: bool = True
 
 
 def match_class(rules: tuple[ClassRule, ...], *, extra_key: str | None, priority: int | None) -> str | None:

@@ -124,7 +124,12 @@ def class_rules_to_proto(rules: ClassRules) -> pb.ClassRules:
         if rule.priority is not None and not -(2**63) <= rule.priority < 2**63:
             raise FieldError(f"class_rules.rules[{index}].priority", "does not fit into 64 bits", code="rpc.number")
         messages.append(
-            pb.ClassRule(service_class=rule.service_class, extra_key=rule.extra_key or "", priority=rule.priority)
+            pb.ClassRule(
+                service_class=rule.service_class,
+                extra_key=rule.extra_key or "",
+                priority=rule.priority,
+                unlearned=not rule.learn,
+            )
         )
     return pb.ClassRules(rules=messages)
 
@@ -140,6 +145,7 @@ def class_rules_from_proto(message: pb.ClassRules) -> ClassRules:
                 rule.service_class,
                 extra_key=rule.extra_key or None,
                 priority=rule.priority if rule.HasField("priority") else None,
+                learn=not rule.unlearned,
             )
         )
     return ClassRules(tuple(rules))

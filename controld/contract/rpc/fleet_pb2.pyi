@@ -211,14 +211,16 @@ class ClassRules(_message.Message):
     def __init__(self, rules: _Optional[_Iterable[_Union[ClassRule, _Mapping]]] = ...) -> None: ...
 
 class ClassRule(_message.Message):
-    __slots__ = ("service_class", "extra_key", "priority")
+    __slots__ = ("service_class", "extra_key", "priority", "unlearned")
     SERVICE_CLASS_FIELD_NUMBER: _ClassVar[int]
     EXTRA_KEY_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    UNLEARNED_FIELD_NUMBER: _ClassVar[int]
     service_class: str
     extra_key: str
     priority: int
-    def __init__(self, service_class: _Optional[str] = ..., extra_key: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+    unlearned: bool
+    def __init__(self, service_class: _Optional[str] = ..., extra_key: _Optional[str] = ..., priority: _Optional[int] = ..., unlearned: _Optional[bool] = ...) -> None: ...
 
 class CalibratedArtefact(_message.Message):
     __slots__ = ("sha256", "model_fingerprint", "content")
