@@ -1,0 +1,1 @@
+"""Durable state: one interface per aggregate, implemented by SQLite."""
