@@ -1,0 +1,114 @@
+"""The policy of an experiment: a class that controld serves, and a pinned class for each arm it is compared with."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from controld.contract.errors import ControldError
+from dataplanes.sglang.demo.plan import CONTROLD, RAW, STATICS, ExperimentPlan
+
+DEPLOYMENT = "demo"
+SERVED_CLASS = "chat"
+
+
+def service_class_of(arm: str) -> str:
+    """The service class that carries an arm of the experiment."""
+    return SERVED_CLASS if arm == CONTROLD else arm
+
+
+def extra_key_of(arm: str) -> str:
+    """The `extra_key` with which a client asks for it."""
+    return f"class={service_class_of(arm)}"
+
+
+def policy_text(plan: ExperimentPlan, pinned: Mapping[str, str]) -> str:
+    """The policy file.
+
+    Args:
+        pinned: arm of the experiment to the arm id that its class always takes; such classes teach controld nothing,
+            so that it learns from its own transfers only.
+    """
+    limit = plan.max_quality_loss_nats
+    classes = [
+        f"""  - name: {SERVED_CLASS}
+    tenant: default
+    match: {{extra_key: "{extra_key_of(CONTROLD)}"}}
+    workload: general
+    tiers: [pd]
+    objective: latency
+    max_quality_loss_nats: {limit}
+    explore: 2%
+"""
+    ]
+    classes += [
+        f"""  - name: {service_class_of(arm)}
+    tenant: default
+    match: {{extra_key: "{extra_key_of(arm)}"}}
+    workload: general
+    tiers: [pd]
+    max_quality_loss_nats: {limit}
+    pin: {json.dumps(arm_id)}
+    learn: false
+"""
+        for arm, arm_id in pinned.items()
+    ]
+    return f"""apiVersion: controld/v1
+kind: Policy
+metadata: {{name: demo}}
+select: {{kind: sglang, deployment: {DEPLOYMENT}}}
+tenants:
+  - {{name: default, weight: 1}}
+classes:
+{"".join(classes)}  - name: default
+    tenant: default
+    workload: general
+    tiers: [pd]
+    max_quality_loss_nats: 0
+"""
+
+
+def predicted_transfer_s(candidate: Mapping[str, Any], size_bytes: float, bandwidth_bytes_per_s: float) -> float:
+    """Encode, wire and decode one after the other, from the candidate's profile."""
+    stages = sum(
+        candidate[stage]["a_s"] + candidate[stage]["b_s_per_byte"] * size_bytes for stage in ("encode", "decode")
+    )
+    return float(stages + size_bytes / candidate["ratio"] / bandwidth_bytes_per_s)
+
+
+def choose_statics(
+    candidates: Sequence[Mapping[str, Any]], plan: ExperimentPlan, kv_bytes_per_token: int
+) -> dict[str, Mapping[str, Any]]:
+    """The three best configurations within the quality limit, by profile.
+
+    Best is the least geometric mean of the predicted transfer time over the phases' rates, at the plan's median prompt.
+
+    Raises:
+        ControldError: fewer than three lossy candidates are within the limit.
+    """
+    within = [
+        candidate
+        for candidate in candidates
+        if candidate["loss_upper_nats"] <= plan.max_quality_loss_nats and candidate["ratio"] > 1
+    ]
+    if len(within) < len(STATICS):
+        raise ControldError(
+            f"{len(within)} candidates are within {plan.max_quality_loss_nats} nats, {len(STATICS)} are needed",
+            code="demo.too_few_candidates",
+            hint="profile more of the space, or with more segments",
+        )
+    lengths = sorted(plan.prompt_tokens)
+    size_bytes = float(lengths[len(lengths) // 2] * kv_bytes_per_token)
+    rates = [rate / 8 for phase in plan.phases for rate in phase.rates_bit_per_s]
+
+    def cost(candidate: Mapping[str, Any]) -> float:
+        return sum(math.log(predicted_transfer_s(candidate, size_bytes, rate)) for rate in rates)
+
+    return dict(zip(STATICS, sorted(within, key=cost), strict=False))
+
+
+def pinned_arms(statics: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Arm of the experiment to arm id, for every arm that controld does not choose."""
+    return {RAW: RAW, **{arm: str(candidate["config_id"]) for arm, candidate in statics.items()}}

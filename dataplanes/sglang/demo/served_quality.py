@@ -1,0 +1,77 @@
+"""The loss on the very prompts that were served, with the configurations that their effects name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from controld.contract.configuration import Configuration
+from dataplanes.sglang.demo.run import Prompt
+from dataplanes.sglang.model_identity import identify_model
+from dataplanes.sglang.profiler.quality import WINDOW_PROMPT_TOKENS, PromptBank, load_model
+from dataplanes.sglang.profiler.wire_codec import FrameCodec, layout_of
+
+RAW_ARM = "raw"
+
+
+def remeasure(
+    model_dir: Path,
+    prompts: Sequence[Prompt],
+    used: Mapping[tuple[str, int], Mapping[str, str]],
+    configurations: Mapping[str, Configuration],
+    *,
+    page_tokens: int,
+    step: Callable[[], None] = lambda: None,
+) -> dict[str, dict[str, float]]:
+    """Mean loss by arm of the experiment; a raw transfer counts as zero, for it changes nothing.
+
+    Args:
+        prompts: what was served, with the continuation that the text really has.
+        used: (phase, pair) to, for each arm, the arm id that carried it.
+        configurations: arm id to configuration.
+        page_tokens: page size of the serving pool; groups of tokens follow it.
+        step: called once a prompt.
+
+    Returns:
+        arm -> {"mean", "se", "prompts", "worst"}, nats per token.
+    """
+    identity = identify_model(model_dir)
+    layout = layout_of(identity, page_tokens=page_tokens)
+    codecs = {arm_id: FrameCodec(configuration, layout) for arm_id, configuration in configurations.items()}
+    continuation = len(prompts[0].continuation_ids)
+    bank = PromptBank(
+        load_model(model_dir),
+        torch.tensor([token for prompt in prompts for token in _window(prompt)]),
+        "served prompts",
+        continuation_tokens=continuation,
+    )
+    losses: dict[str, list[float]] = {}
+    for segment, prompt in enumerate(prompts):
+        arms = used[prompt.phase, prompt.pair]
+        by_id: dict[str, float] = {RAW_ARM: 0.0}
+        prefilled = bank.prefill(len(prompt.token_ids), segment)
+        for arm_id in sorted(set(arms.values()) - {RAW_ARM}):
+            codec = codecs[arm_id]
+            received = codec.decode(codec.encode(prefilled.planes), prefilled.prompt_tokens)
+            by_id[arm_id] = bank.measure_planes(prefilled, received).loss_nats
+        for arm, arm_id in arms.items():
+            losses.setdefault(arm, []).append(by_id[arm_id])
+        step()
+    return {arm: _statistics(values) for arm, values in losses.items()}
+
+
+def _window(prompt: Prompt) -> list[int]:
+    """The prompt and its continuation at the end of a window of the bank's fixed length."""
+    padding = WINDOW_PROMPT_TOKENS - len(prompt.token_ids)
+    return [0] * padding + [*prompt.token_ids, *prompt.continuation_ids]
+
+
+def _statistics(values: Sequence[float]) -> dict[str, Any]:
+    count = len(values)
+    mean = sum(values) / count
+    variance = sum((value - mean) ** 2 for value in values) / max(count - 1, 1)
+    return {"mean": mean, "se": math.sqrt(variance / count), "worst": max(values), "prompts": count}
