@@ -1,0 +1,1 @@
+"""The command line: one file a command; data planes add theirs by the entry point group `controld.commands`."""

@@ -1,0 +1,133 @@
+"""`controld`: finds the command, reads its options, shows its errors. Nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
+    from controld.cli.command import Command
+    from controld.contract.errors import ControldError
+
+BUILT_IN = {
+    "serve": "run the daemon",
+    "check": "check policies, or the daemon's settings, before they are live",
+    "reload": "have the daemon read its policies again",
+}
+"""Commands of this package with their summaries: each is a module of the same name."""
+
+PLUGIN_GROUP = "controld.commands"
+
+_EXAMPLES = """\
+examples:
+  controld check policies/            say what is wrong, with file, line and column
+  controld serve --config etc/controld.yaml
+  controld reload --wait              exit status 1, and why, if the policies are refused
+
+The settings file is --config, else $CONTROLD_CONFIG, else /etc/controld/controld.yaml, else etc/controld.yaml here.
+Exit status: 0 well, 1 refused or failed, 2 wrong usage.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if "serve" in arguments[:1]:
+        # Before anything is imported: SIGHUP would end the process until the daemon handles it. Blocked, it waits.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    return _dispatch(arguments)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    from controld.contract.errors import ControldError
+
+    parser, commands = _build_parser(arguments)
+    parsed = parser.parse_args(arguments)
+    if parsed.command is None:
+        parser.print_help()
+        return 2
+    try:
+        return commands[parsed.command].run(parsed)
+    except ControldError as error:
+        _show(error, as_json=parsed.json)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has gone; Python would complain once more when it flushes at the end.
+        sys.stdout = None
+        return 1
+
+
+def _build_parser(arguments: list[str]) -> tuple[ArgumentParser, dict[str, Command]]:
+    """A parser in which only the command that is asked for is imported."""
+    import argparse
+    from importlib import import_module
+    from pathlib import Path
+
+    from controld import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="controld",
+        description="Decides how inference state is compressed on its way between machines.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"controld {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
+    commands: dict[str, Command] = {}
+
+    def add(name: str, summary: str, command: Command | None) -> None:
+        child = subparsers.add_parser(
+            name,
+            help=summary,
+            description=summary[:1].upper() + summary[1:] + ".",
+            epilog=command.EXAMPLES if command else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        if command is None:
+            return
+        commands[name] = command
+        command.configure(child)
+        child.add_argument("--config", type=Path, metavar="FILE", help="the daemon's settings file")
+        child.add_argument("--json", action="store_true", help="print JSON for programs")
+
+    for name, summary in BUILT_IN.items():
+        module: Command | None = import_module(f"controld.cli.{name}") if name == wanted else None
+        add(name, summary, module)
+    if wanted not in BUILT_IN:
+        from importlib.metadata import entry_points
+
+        for entry_point in sorted(entry_points(group=PLUGIN_GROUP), key=lambda point: point.name):
+            if entry_point.name not in BUILT_IN:
+                plugin: Command | None = entry_point.load() if entry_point.name == wanted else None
+                add(entry_point.name, plugin.SUMMARY if plugin else f"from {entry_point.module}", plugin)
+    return parser, commands
+
+
+def _show(error: ControldError, *, as_json: bool) -> None:
+    import json
+
+    from controld.policy.problem import SettingsErrors
+
+    problems = error.problems if isinstance(error, SettingsErrors) else ()
+    if as_json:
+        body = {"code": error.code, "message": error.message, "hint": error.hint}
+        shown = (
+            {"error": body, "problems": [problem.to_json() for problem in problems]} if problems else {"error": body}
+        )
+        print(json.dumps(shown, ensure_ascii=False))
+    elif problems:
+        print(error.message, file=sys.stderr)
+    else:
+        print(f"controld: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""`controld serve`: the daemon in the foreground, as a service manager wants it."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+
+import uvloop
+
+from controld.composition import build_daemon
+from controld.config import Config, find_config_file, load_config
+from controld.obs.logs import configure_logging
+from controld.systemd import Notifier
+
+SUMMARY = "run the daemon"
+EXAMPLES = """\
+examples:
+  controld serve                              with the settings file that is found
+  controld serve --config etc/controld.yaml   with this one
+  kill -HUP PID                               read the policies again (controld reload --wait says what came of it)
+
+Ends on SIGTERM and SIGINT. Under systemd it reports readiness, reloads and a watchdog (Type=notify).
+"""
+
+
+def configure(parser: ArgumentParser) -> None:
+    del parser
+
+
+def run(arguments: Namespace) -> int:
+    config = load_config(find_config_file(arguments.config))
+    configure_logging(config.log_format, config.log_level)
+    uvloop.run(_serve(config))
+    return 0
+
+
+async def _serve(config: Config) -> None:
+    # Built inside the loop: parts that make locks and queues need it running.
+    await build_daemon(config, Notifier.from_environment(os.environ)).run()

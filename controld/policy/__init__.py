@@ -1,0 +1,1 @@
+"""Policy: what the operator wrote, read strictly and applied whole or not at all."""

@@ -1,0 +1,185 @@
+"""The policy set that the daemon works with: immutable, in SI units, already valid."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from controld.contract.decision import ClassRule
+
+
+class PlaneKind(StrEnum):
+    """Kinds of data planes that a policy can be for."""
+
+    SGLANG = "sglang"
+    LONGLIVE = "longlive"
+
+
+class Tier(StrEnum):
+    """Where inference state moves."""
+
+    PD = "pd"
+    PREFIX_STORE = "prefix_store"
+    VIDEO = "video"
+
+
+TIERS_BY_KIND: dict[PlaneKind, tuple[Tier, ...]] = {
+    PlaneKind.SGLANG: (Tier.PD, Tier.PREFIX_STORE),
+    PlaneKind.LONGLIVE: (Tier.VIDEO,),
+}
+
+
+class Objective(StrEnum):
+    """What a class wants least of, among the arms that meet its SLO."""
+
+    LATENCY = "latency"
+    QUALITY = "quality"
+    BYTES = "bytes"
+    ENERGY = "energy"
+
+
+class OnBreach(StrEnum):
+    """What the quality guard does with an arm that broke a limit."""
+
+    PIN_OFF = "pin_off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """A promise about one latency; exactly one of the two is set.
+
+    Args:
+        ttft_s: time to first token, seconds.
+        jct_s: job completion time, seconds.
+        percentile: of the requests that keep it, in (0, 100).
+    """
+
+    ttft_s: float | None = None
+    jct_s: float | None = None
+    percentile: float = 90.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceClass:
+    """A kind of request and what it is owed.
+
+    Args:
+        name: unique in its policy.
+        tenant: whose share of the link it uses.
+        rule: which requests belong to it; `default` has a rule that matches nothing and takes the rest.
+        workload: whose profiles it uses.
+        tiers: where it may be compressed.
+        max_quality_loss_nats: limit on the mean KL per token; 0 means lossless only.
+        explore_share: share of its transfers that may go to arms that are not the best known.
+    """
+
+    name: str
+    tenant: str
+    rule: ClassRule
+    workload: str
+    tiers: tuple[Tier, ...]
+    objective: Objective
+    slo: Slo | None
+    max_quality_loss_nats: float
+    explore_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """Who shares the links, and in which proportion."""
+
+    name: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkPrior:
+    """What the operator knows of a link group before anything was measured."""
+
+    name: str
+    rate_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardPolicy:
+    """How closely quality is watched while serving.
+
+    Args:
+        sample_share: share of the transfers whose frames the sender decodes itself.
+        on_breach: what happens to an arm that broke the limit.
+    """
+
+    sample_share: float
+    on_breach: OnBreach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Everything the operator wants of the planes of one deployment. Classes are in the order of matching."""
+
+    name: str
+    kind: PlaneKind
+    deployment: str
+    links: tuple[LinkPrior, ...]
+    tenants: tuple[Tenant, ...]
+    classes: tuple[ServiceClass, ...]
+    guard: GuardPolicy
+    source_file: str
+
+    @property
+    def rules(self) -> tuple[ClassRule, ...]:
+        """The rules of its classes, top to bottom."""
+        return tuple(service_class.rule for service_class in self.classes)
+
+    def service_class(self, name: str) -> ServiceClass | None:
+        """The class of that name."""
+        return next((c for c in self.classes if c.name == name), None)
+
+    def link(self, name: str) -> LinkPrior | None:
+        """What is known of that link group."""
+        return next((link for link in self.links if link.name == name), None)
+
+
+@dataclass(frozen=True)
+class PolicySet:
+    """All policies of the daemon at one generation.
+
+    Args:
+        generation: rises by one with every change of meaning; at least 1.
+        content_hash: of the meaning; order of keys, comments and file names do not touch it.
+        policies: in the order of their names.
+    """
+
+    generation: int
+    content_hash: str
+    policies: tuple[Policy, ...]
+
+    @cached_property
+    def _by_plane(self) -> dict[tuple[str, str], Policy]:
+        return {(policy.kind, policy.deployment): policy for policy in self.policies}
+
+    def for_plane(self, kind: str, deployment: str) -> Policy | None:
+        """The policy that selects these planes, or None: they stay raw."""
+        return self._by_plane.get((kind, deployment))
+
+
+def content_hash(policies: Iterable[Policy]) -> str:
+    """SHA-256 over what the policies mean, in hexadecimal.
+
+    The order of classes counts, for they match top to bottom; that of policies, tenants, links and tiers does not.
+    """
+    canonical = []
+    for policy in policies:
+        data = asdict(policy)
+        del data["source_file"]
+        data["links"] = sorted(data["links"], key=lambda link: link["name"])
+        data["tenants"] = sorted(data["tenants"], key=lambda tenant: tenant["name"])
+        for service_class in data["classes"]:
+            service_class["tiers"] = sorted(service_class["tiers"])
+        canonical.append(data)
+    canonical.sort(key=lambda data: data["name"])
+    return hashlib.sha256(json.dumps(canonical, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

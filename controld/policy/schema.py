@@ -1,0 +1,132 @@
+"""A policy file as YAML: names, types and ranges of its keys. What needs more than one key is in `checks`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from controld.contract.decision import DEFAULT_CLASS, ClassRule
+from controld.policy.model import (
+    GuardPolicy,
+    LinkPrior,
+    Objective,
+    OnBreach,
+    PlaneKind,
+    Policy,
+    ServiceClass,
+    Slo,
+    Tenant,
+    Tier,
+)
+from controld.policy.settings import DurationS, HalfShare, Name, RateBytesPerS, Share, StrictModel, refuse
+
+MAX_QUALITY_LOSS_NATS = 10.0
+_MAX_WEIGHT = 1e6
+_MAX_PRIORITY = 2**31 - 1
+
+
+class MetadataKeys(StrictModel):
+    name: Name
+
+
+class SelectKeys(StrictModel):
+    kind: Annotated[PlaneKind, Field(strict=False)]
+    deployment: Name
+
+
+class LinkKeys(StrictModel):
+    rate: RateBytesPerS
+
+
+class TenantKeys(StrictModel):
+    name: Name
+    weight: Annotated[float, Field(gt=0, le=_MAX_WEIGHT)]
+
+
+class MatchKeys(StrictModel):
+    extra_key: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    priority: Annotated[int, Field(ge=-_MAX_PRIORITY, le=_MAX_PRIORITY)] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> MatchKeys:
+        if self.extra_key is None and self.priority is None:
+            raise refuse("matches nothing", "give extra_key, priority or both")
+        return self
+
+
+class SloKeys(StrictModel):
+    ttft: DurationS | None = None
+    jct: DurationS | None = None
+    percentile: Annotated[float, Field(gt=0, lt=100)] = 90.0
+
+    @model_validator(mode="after")
+    def _names_one_latency(self) -> SloKeys:
+        if (self.ttft is None) == (self.jct is None):
+            raise refuse("needs exactly one of ttft and jct")
+        return self
+
+
+class ClassKeys(StrictModel):
+    name: Name
+    tenant: Name = "default"
+    match: MatchKeys | None = None
+    workload: Name
+    tiers: Annotated[list[Annotated[Tier, Field(strict=False)]], Field(min_length=1)]
+    objective: Annotated[Objective, Field(strict=False)] = Objective.LATENCY
+    slo: SloKeys | None = None
+    max_quality_loss_nats: Annotated[float, Field(ge=0, le=MAX_QUALITY_LOSS_NATS)] = 0.0
+    explore: HalfShare = 0.02
+
+
+class GuardKeys(StrictModel):
+    sample: Share = 0.01
+    on_breach: Annotated[OnBreach, Field(strict=False)] = OnBreach.PIN_OFF
+
+
+def _only_default() -> list[TenantKeys]:
+    return [TenantKeys(name="default", weight=1.0)]
+
+
+class PolicyKeys(StrictModel):
+    api_version: Annotated[Literal["controld/v1"], Field(alias="apiVersion")]
+    kind: Literal["Policy"]
+    metadata: MetadataKeys
+    select: SelectKeys
+    links: Annotated[dict[Name, LinkKeys], Field(default_factory=dict)]
+    tenants: Annotated[list[TenantKeys], Field(min_length=1, default_factory=_only_default)]
+    classes: Annotated[list[ClassKeys], Field(min_length=1)]
+    guard: GuardKeys = GuardKeys()
+
+    def to_policy(self, source_file: str) -> Policy:
+        """The same as an immutable domain value."""
+        return Policy(
+            name=self.metadata.name,
+            kind=self.select.kind,
+            deployment=self.select.deployment,
+            links=tuple(LinkPrior(name=name, rate_bytes_per_s=link.rate) for name, link in self.links.items()),
+            tenants=tuple(Tenant(name=tenant.name, weight=tenant.weight) for tenant in self.tenants),
+            classes=tuple(_service_class(keys) for keys in self.classes),
+            guard=GuardPolicy(sample_share=self.guard.sample, on_breach=self.guard.on_breach),
+            source_file=source_file,
+        )
+
+
+def _service_class(keys: ClassKeys) -> ServiceClass:
+    match = keys.match if keys.name != DEFAULT_CLASS else None
+    slo = keys.slo
+    return ServiceClass(
+        name=keys.name,
+        tenant=keys.tenant,
+        rule=ClassRule(
+            keys.name,
+            extra_key=match.extra_key if match else None,
+            priority=match.priority if match else None,
+        ),
+        workload=keys.workload,
+        tiers=tuple(keys.tiers),
+        objective=keys.objective,
+        slo=Slo(ttft_s=slo.ttft, jct_s=slo.jct, percentile=slo.percentile) if slo else None,
+        max_quality_loss_nats=keys.max_quality_loss_nats,
+        explore_share=keys.explore,
+    )
