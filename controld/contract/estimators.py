@@ -1,0 +1,310 @@
+"""What a data plane knows of its links: bandwidth from wire spans it saw anyway, and the load offered to it.
+
+Both estimators are pure: times are passed in, seconds on one monotonic clock. No synthetic traffic: an estimate that
+nothing refreshes keeps its mean and widens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from controld.contract.errors import FieldError
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A rate with what is known of its error.
+
+    Args:
+        mean: bytes per second.
+        sd: standard deviation of the mean, bytes per second; grows with age.
+        age_s: seconds since the newest observation in it; infinite where there is none.
+        count: observations that went into it, ever.
+    """
+
+    mean: float
+    sd: float
+    age_s: float
+    count: int
+
+
+@dataclass(slots=True)
+class _BusyPeriod:
+    """A stretch of wall clock in which at least one span was on the wire, with all bytes of that stretch."""
+
+    start_s: float
+    end_s: float
+    wire_bytes: float
+    spans: int
+    longest_span_s: float
+    is_setup: bool = False
+    continues: bool = False  # begins where the period before it was cut, with spans that straddle the cut
+
+
+class _BusyPeriods:
+    """The union of wire spans as disjoint periods in time order; the newest ones can still be amended.
+
+    Spans that overlap share one period, so that concurrency never multiplies the link, and a span that is reported
+    late joins the period it belongs to. A link that never rests is cut where a period is `CUT` times as long as its
+    longest span; the bytes of a straddling span are split in proportion to time.
+    """
+
+    CUT = 6.0
+    SETTLED = 3.0
+    AMENDABLE = 16
+
+    def __init__(self) -> None:
+        self.periods: list[_BusyPeriod] = []
+        self.closed_until_s = -math.inf
+
+    def insert(self, start_s: float, end_s: float, wire_bytes: float) -> None:
+        if end_s <= self.closed_until_s:
+            return
+        if start_s < self.closed_until_s:
+            wire_bytes *= (end_s - self.closed_until_s) / (end_s - start_s)
+            start_s = self.closed_until_s
+        first = len(self.periods)
+        while first > 0 and self.periods[first - 1].end_s > start_s:
+            first -= 1
+        last = first
+        while last < len(self.periods) and self.periods[last].start_s < end_s:
+            last += 1
+        span = _BusyPeriod(start_s, end_s, wire_bytes, 1, end_s - start_s)
+        if first == last:
+            self.periods.insert(first, span)
+            return
+        touched = self.periods[first:last]
+        longest_s = max(span.longest_span_s, *(period.longest_span_s for period in touched))
+        union_s = max(end_s, touched[-1].end_s) - min(start_s, touched[0].start_s)
+        if union_s <= self.CUT * longest_s:
+            self.periods[first:last] = [self._merged([*touched, span])]
+        else:
+            self.periods[first:last] = self._shared_out(span, touched, longest_s)
+
+    def close_oldest(self) -> _BusyPeriod | None:
+        """The oldest period once there are too many: it will not change any more."""
+        if len(self.periods) <= self.AMENDABLE:
+            return None
+        oldest = self.periods.pop(0)
+        self.closed_until_s = oldest.end_s
+        return oldest
+
+    def settled(self) -> list[_BusyPeriod]:
+        """The periods, the newest one joined to its predecessor while most of its spans are still under way."""
+        if len(self.periods) < 2:
+            return self.periods
+        tail = self.periods[-1]
+        if not tail.continues or tail.end_s - tail.start_s >= self.SETTLED * tail.longest_span_s:
+            return self.periods
+        return [*self.periods[:-2], self._merged(self.periods[-2:])]
+
+    @staticmethod
+    def _merged(periods: list[_BusyPeriod]) -> _BusyPeriod:
+        return _BusyPeriod(
+            start_s=min(period.start_s for period in periods),
+            end_s=max(period.end_s for period in periods),
+            wire_bytes=sum(period.wire_bytes for period in periods),
+            spans=sum(period.spans for period in periods),
+            longest_span_s=max(period.longest_span_s for period in periods),
+            is_setup=any(period.is_setup for period in periods),
+            continues=periods[0].continues,
+        )
+
+    def _shared_out(self, span: _BusyPeriod, touched: list[_BusyPeriod], longest_s: float) -> list[_BusyPeriod]:
+        """Give each period its share of the span; what no period covers extends a neighbour or is a new period."""
+        density = span.wire_bytes / (span.end_s - span.start_s)
+        head, tail = touched[0], touched[-1]
+        if span.start_s < head.start_s and head.end_s - span.start_s <= self.CUT * longest_s:
+            head.start_s = span.start_s
+        if span.end_s > tail.end_s and span.end_s - tail.start_s <= self.CUT * longest_s:
+            tail.end_s = span.end_s
+        tail.spans += 1
+        result: list[_BusyPeriod] = []
+        at_s = span.start_s
+        for period in touched:
+            if period.start_s > at_s:
+                result.append(self._piece(at_s, period.start_s, density, span))
+            overlap_s = min(span.end_s, period.end_s) - max(span.start_s, period.start_s)
+            period.wire_bytes += density * overlap_s
+            period.longest_span_s = max(period.longest_span_s, span.longest_span_s)
+            result.append(period)
+            at_s = period.end_s
+        if span.end_s > at_s:
+            result.append(self._piece(at_s, span.end_s, density, span))
+            result[-1].continues = True
+        return result
+
+    @staticmethod
+    def _piece(start_s: float, end_s: float, density: float, span: _BusyPeriod) -> _BusyPeriod:
+        return _BusyPeriod(start_s, end_s, density * (end_s - start_s), 0, span.longest_span_s)
+
+
+@dataclass(slots=True)
+class _LogRateFilter:
+    """A Kalman filter on the logarithm of the rate, its observations weighted by bytes.
+
+    The state walks at random with time and with each observation, so age widens it. An observation far outside what
+    noise explains moves the mean half of the way (it may be a stall), a second one to the same side all of it (the link
+    has changed): a drop by any factor is followed within two transfers of usual size.
+    """
+
+    mean_log: float = 0.0
+    variance: float = math.inf
+    noise_variance: float = 0.15**2
+    usual_bytes: float = 0.0
+    newest_s: float = -math.inf
+    count: int = 0
+    suspected_side: int = 0
+
+    DRIFT_PER_S = 0.02**2
+    DRIFT_PER_OBSERVATION = 0.05**2
+    MAX_VARIANCE = math.log(3) ** 2
+    NOISE_RANGE = (0.02**2, 0.5**2)
+    GATE_SDS = 3.0
+
+    def observe(self, period: _BusyPeriod) -> None:
+        log_rate = math.log(period.wire_bytes / (period.end_s - period.start_s))
+        self.count += period.spans
+        if self.variance == math.inf:
+            self.mean_log, self.variance = log_rate, self.noise_variance
+            self.usual_bytes, self.newest_s = period.wire_bytes, period.end_s
+            return
+        weight = min(1.0, period.wire_bytes / self.usual_bytes)
+        # The usual size is itself weighted by bytes, so that a crowd of tiny transfers does not become "usual".
+        self.usual_bytes += (period.wire_bytes - self.usual_bytes) * (
+            period.wire_bytes / (period.wire_bytes + 4 * self.usual_bytes)
+        )
+        variance = self.variance_at(period.end_s) + self.DRIFT_PER_OBSERVATION * weight
+        self.newest_s = max(self.newest_s, period.end_s)
+        noise = self.noise_variance / weight
+        surprise = log_rate - self.mean_log
+        if surprise * surprise > self.GATE_SDS**2 * (variance + noise):
+            side = 1 if surprise > 0 else -1
+            variance = max(variance, 20 * noise if side == self.suspected_side else noise)
+            self.suspected_side = side
+        else:
+            self.suspected_side = 0
+            explained = weight * (surprise * surprise - variance)
+            low, high = self.NOISE_RANGE
+            self.noise_variance += 0.1 * weight * (min(max(explained, low), high) - self.noise_variance)
+        gain = variance / (variance + noise)
+        self.mean_log += gain * surprise
+        self.variance = min((1 - gain) * variance, self.MAX_VARIANCE)
+
+    def variance_at(self, now_s: float) -> float:
+        """Variance of the log rate after the time that has passed."""
+        age_s = max(0.0, now_s - self.newest_s)
+        return min(self.variance + self.DRIFT_PER_S * age_s, self.MAX_VARIANCE)
+
+    def copy(self) -> _LogRateFilter:
+        return _LogRateFilter(
+            self.mean_log,
+            self.variance,
+            self.noise_variance,
+            self.usual_bytes,
+            self.newest_s,
+            self.count,
+            self.suspected_side,
+        )
+
+
+class BandwidthEstimator:
+    """Bytes per second that a link carries, from the spans in which our bytes were on its wire.
+
+    Bytes count over the union of wall clock, never per span: overlapping, chunked and stalled spans cannot add up to
+    more than the link carried. Large transfers weigh more than small ones, whose time is mostly latency. The first
+    busy period is not used: it holds the connection's set-up.
+
+    Args:
+        exclude_setup: leave the first busy period out.
+    """
+
+    def __init__(self, *, exclude_setup: bool = True) -> None:
+        self._busy = _BusyPeriods()
+        self._closed = _LogRateFilter()
+        self._current: _LogRateFilter | None = None
+        self._expects_setup = exclude_setup
+
+    def observe(self, start_s: float, end_s: float, wire_bytes: float) -> None:
+        """Take in one wire span, which ends at the receiver's acknowledgement; in any order.
+
+        A span of no bytes or no duration says nothing and is ignored.
+
+        Raises:
+            FieldError: a value is not finite, bytes are negative, or the span ends before it starts.
+        """
+        if not (math.isfinite(start_s) and math.isfinite(end_s)) or end_s < start_s:
+            raise FieldError("wire_span", f"[{start_s}, {end_s}] is not a span of time", code="estimate.span")
+        if not math.isfinite(wire_bytes) or wire_bytes < 0:
+            raise FieldError("wire_span.wire_bytes", f"{wire_bytes} is not a size", code="estimate.span")
+        if end_s == start_s or wire_bytes == 0:
+            return
+        self._busy.insert(start_s, end_s, wire_bytes)
+        if self._expects_setup:
+            self._busy.periods[0].is_setup = True
+            self._expects_setup = False
+        while (period := self._busy.close_oldest()) is not None:
+            if not period.is_setup:
+                self._closed.observe(period)
+        self._current = None
+
+    def estimate(self, now_s: float) -> Estimate | None:
+        """The rate as known at `now_s`; None before the first span that counts."""
+        if self._current is None:
+            self._current = self._closed.copy()
+            for period in self._busy.settled():
+                if not period.is_setup:
+                    self._current.observe(period)
+        state = self._current
+        if state.variance == math.inf:
+            return None
+        mean = math.exp(state.mean_log)
+        sd = mean * math.sqrt(math.expm1(state.variance_at(now_s)))
+        return Estimate(mean, sd, max(0.0, now_s - state.newest_s), state.count)
+
+
+class LoadEstimator:
+    """Raw bytes per second offered to a queue: arrivals weighted by exp(-age / window).
+
+    Before anything was offered the rate is zero, and it grows from there: a first transfer is not a flood. The standard
+    deviation is that of shot noise: the arrivals' own count and sizes.
+
+    Args:
+        window_s: after so long an arrival weighs 1/e.
+    """
+
+    def __init__(self, window_s: float = 10.0) -> None:
+        if not math.isfinite(window_s) or window_s <= 0:
+            raise FieldError("load.window_s", f"{window_s} is not a positive time", code="estimate.window")
+        self._window_s = window_s
+        self._sum = 0.0
+        self._sum_of_squares = 0.0
+        self._at_s = -math.inf
+        self._count = 0
+
+    def offered(self, now_s: float, raw_bytes: float) -> None:
+        """A transfer arrived at the queue.
+
+        Raises:
+            FieldError: a value is not finite, or bytes are negative.
+        """
+        if not math.isfinite(now_s) or not math.isfinite(raw_bytes) or raw_bytes < 0:
+            raise FieldError("offered", f"{raw_bytes} bytes at {now_s} s", code="estimate.offered")
+        faded = self._faded(now_s)
+        self._sum = self._sum * faded + raw_bytes
+        self._sum_of_squares = self._sum_of_squares * faded * faded + raw_bytes * raw_bytes
+        self._at_s = max(self._at_s, now_s)
+        self._count += 1
+
+    def estimate(self, now_s: float) -> Estimate:
+        """The offered rate as known at `now_s`."""
+        if self._count == 0:
+            return Estimate(0.0, 0.0, math.inf, 0)
+        faded = self._faded(now_s)
+        mean = self._sum * faded / self._window_s
+        sd = math.sqrt(self._sum_of_squares) * faded / self._window_s
+        return Estimate(mean, sd, max(0.0, now_s - self._at_s), self._count)
+
+    def _faded(self, now_s: float) -> float:
+        return math.exp(-max(0.0, now_s - self._at_s) / self._window_s)

@@ -1,0 +1,205 @@
+"""What an agent has applied: one immutable value, exchanged whole when a snapshot was accepted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from controld.contract.configuration import Configuration
+from controld.contract.decision import RECOMPUTE, ClassRule, DecisionTable
+from controld.contract.errors import ControldError, FieldError
+from controld.contract.rpc import fleet_pb2 as pb
+from controld.contract.rpc.convert import checked_count, resource_from_proto
+from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource
+
+ValidateConfiguration = Callable[[Configuration], None]
+"""Raises where the data plane cannot run a configuration."""
+
+MAX_SNAPSHOT_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The resources in force.
+
+    Args:
+        version: of the last accepted snapshot; 0 before the first.
+        tables: by (tier, link group).
+        rules: of service classes, in order.
+        unlearned: classes whose transfers teach the estimators nothing.
+        artefacts: by SHA-256.
+    """
+
+    version: int = 0
+    policy_generation: int = 0
+    resources: Mapping[str, Resource] = field(default_factory=dict)
+    tables: Mapping[tuple[str, str], DecisionTable] = field(default_factory=dict)
+    rules: tuple[ClassRule, ...] = ()
+    unlearned: frozenset[str] = frozenset()
+    artefacts: Mapping[str, CalibratedArtefact] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A snapshot whose pages are all in."""
+
+    version: int
+    nonce: str
+    ttl_s: float
+    policy_generation: int
+    resources: tuple[pb.Resource, ...]
+    removed: tuple[str, ...]
+
+
+class SnapshotRefusedError(ControldError):
+    """A snapshot that must not be applied.
+
+    Args:
+        nonce, version: of the snapshot.
+        resource: the resource at fault; empty where it is the snapshot itself.
+    """
+
+    def __init__(self, detail: str, *, nonce: str, version: int, resource: str = "", code: str) -> None:
+        super().__init__(detail, code=code)
+        self.nonce = nonce
+        self.version = version
+        self.resource = resource
+
+
+class PageAssembler:
+    """Collects the pages of one stream's snapshots, which come in order."""
+
+    def __init__(self) -> None:
+        self._pages: list[pb.Snapshot] = []
+        self._bytes = 0
+        self._refused_nonce: str | None = None
+
+    def add(self, page: pb.Snapshot) -> Assembled | None:
+        """The snapshot, once its last page is in.
+
+        Raises:
+            SnapshotRefusedError: the pages do not fit together, or are too large, once for each snapshot.
+        """
+        if page.nonce == self._refused_nonce:
+            return None
+        page_count = page.page_count or 1
+        if page.page_index == 0:
+            self._pages, self._bytes = [], 0
+        first = self._pages[0] if self._pages else page
+        problem = ""
+        if page.page_index != len(self._pages) or page.page_index >= page_count:
+            problem = f"page {page.page_index} of {page_count} came after {len(self._pages)} pages"
+        elif (page.nonce, page.version, page.page_count) != (first.nonce, first.version, first.page_count):
+            problem = "pages of different snapshots are mixed"
+        self._bytes += page.ByteSize()
+        if self._bytes > MAX_SNAPSHOT_BYTES:
+            problem = f"is larger than {MAX_SNAPSHOT_BYTES} bytes"
+        if problem:
+            self._pages, self._refused_nonce = [], page.nonce
+            raise SnapshotRefusedError(
+                f"snapshot: {problem}", nonce=page.nonce, version=page.version, code="snapshot.pages"
+            )
+        self._pages.append(page)
+        if len(self._pages) < page_count:
+            return None
+        pages, self._pages = self._pages, []
+        return Assembled(
+            version=first.version,
+            nonce=first.nonce,
+            ttl_s=first.ttl_s,
+            policy_generation=first.policy_generation,
+            resources=tuple(resource for each in pages for resource in each.resources),
+            removed=tuple(name for each in pages for name in each.removed),
+        )
+
+
+def checked_ttl_s(ttl_s: float, field_name: str) -> float:
+    """A lease's length. Raises: FieldError."""
+    if not math.isfinite(ttl_s) or ttl_s <= 0:
+        raise FieldError(field_name, f"{ttl_s} is not a positive finite time", code="lease.ttl")
+    return ttl_s
+
+
+def apply_snapshot(
+    snapshot: Assembled, *, onto: Applied, validate_configuration: ValidateConfiguration
+) -> tuple[Applied, int]:
+    """The state after a snapshot: its resources replace those of the same name, what it removes goes.
+
+    Args:
+        onto: what is in force; an empty `Applied` for the first snapshot of a stream, which says everything.
+
+    Returns:
+        The new state, and how many resources were of an unknown kind (tolerated).
+
+    Raises:
+        SnapshotRefusedError: anything in it is not as it must be; nothing of it may be applied.
+    """
+    at = ""
+    try:
+        checked_count(snapshot.version, "snapshot.version")
+        if snapshot.version < 1:
+            raise FieldError("snapshot.version", f"{snapshot.version} is below 1")
+        checked_ttl_s(snapshot.ttl_s, "snapshot.ttl_s")
+        fresh: dict[str, Resource] = {}
+        unknown = 0
+        for message in snapshot.resources:
+            at = message.name
+            resource = resource_from_proto(message, version=snapshot.version)
+            if resource is None:
+                unknown += 1
+                continue
+            if resource.name in fresh:
+                raise FieldError("resource.name", f"{resource.name!r} comes twice")
+            if isinstance(resource.payload, DecisionTable):
+                _check_table(resource.payload, validate_configuration)
+            fresh[resource.name] = resource
+        at = ""
+        kept = {name: old for name, old in onto.resources.items() if name not in snapshot.removed}
+        return _indexed(snapshot, kept | fresh), unknown
+    except ControldError as error:
+        raise SnapshotRefusedError(
+            str(error), nonce=snapshot.nonce, version=snapshot.version, resource=at, code=error.code
+        ) from error
+    except Exception as error:  # the data plane's validator is foreign code: whatever it raises refuses the snapshot
+        raise SnapshotRefusedError(
+            f"{type(error).__name__}: {error}",
+            nonce=snapshot.nonce,
+            version=snapshot.version,
+            resource=at,
+            code="snapshot.internal",
+        ) from error
+
+
+def _check_table(table: DecisionTable, validate_configuration: ValidateConfiguration) -> None:
+    for arm in table.arms:
+        if arm.configuration is not None:
+            validate_configuration(arm.configuration)
+        elif arm.arm_id == RECOMPUTE and table.tier != "prefix_store":
+            raise FieldError("decision_table.arms", f"recompute is no arm of the tier {table.tier}")
+
+
+def _indexed(snapshot: Assembled, resources: dict[str, Resource]) -> Applied:
+    tables: dict[tuple[str, str], DecisionTable] = {}
+    rules: list[ClassRule] = []
+    artefacts: dict[str, CalibratedArtefact] = {}
+    for name in sorted(resources):
+        payload = resources[name].payload
+        if isinstance(payload, DecisionTable):
+            key = (payload.tier, payload.link_group)
+            if key in tables:
+                raise FieldError("decision_table", f"two tables for tier {key[0]} and link group {key[1]}")
+            tables[key] = payload
+        elif isinstance(payload, ClassRules):
+            rules.extend(payload.rules)
+        else:
+            artefacts[payload.sha256] = payload
+    return Applied(
+        version=snapshot.version,
+        policy_generation=snapshot.policy_generation,
+        resources=resources,
+        tables=tables,
+        rules=tuple(rules),
+        unlearned=frozenset(rule.service_class for rule in rules if not rule.learn),
+        artefacts=artefacts,
+    )
