@@ -37,11 +37,12 @@ from dataplanes.kvcodec.frame import (
     encode_metadata,
     section_bytes,
 )
-from dataplanes.kvcodec.layout import KVLayout, Stack, stack_planes, unstack_planes
+from dataplanes.kvcodec.layout import KVDtype, KVLayout, Stack, flat_bytes, stack_planes, unstack_planes
 from dataplanes.kvcodec.lossless import join_fields, split_fields
 from dataplanes.kvcodec.parameters import Transform, parse_parameters
 from dataplanes.kvcodec.quantisers import QuantisedStack, StackQuantiser, quantiser_for
 from dataplanes.numerics import hadamard
+from dataplanes.numerics.bounds import output_rounding, through_inverse_hadamard
 
 Bytes = NDArray[np.uint8]
 Buffer = Tensor | Bytes | bytearray | memoryview | bytes
@@ -156,6 +157,27 @@ class KVCodec:
             chunk_count=chunk_count,
         )
 
+    def error_bound(self, planes: Planes, *, first_token: int) -> list[Tensor]:
+        """The stated bound: how far each decoded element may lie from its input.
+
+        Returns:
+            float32, one tensor of each plane's shape. Where the chunk would be stored raw the true error is 0 and the
+            bound may be anything, NaN included.
+        """
+        bounds = [torch.zeros(plane.shape, dtype=torch.float32, device=plane.device) for plane in planes]
+        if self.parameters.is_lossless or self.layout.check_planes(planes) == 0:
+            return bounds
+        for index, stack in enumerate(self.layout.stacks):
+            x = stack_planes(planes, stack).float()
+            if self.parameters.transform is Transform.HADAMARD:
+                rotated = hadamard.forward(x, self.parameters.hadamard_seed)
+                bound = through_inverse_hadamard(self._quantisers[index].bound(rotated, first_token), x)
+            else:
+                bound = self._quantisers[index].bound(x, first_token)
+            bound = bound + output_rounding(x, bound, self.layout.dtype.torch_dtype)
+            unstack_planes(bound, bounds, stack)
+        return bounds
+
     @property
     def _stores_raw(self) -> bool:
         return self.parameters.is_lossless and self.parameters.code == "none"
@@ -210,6 +232,10 @@ class KVCodec:
         values = self._quantisers[index].decode(quantised, first_token)
         if self.parameters.transform is Transform.HADAMARD:
             values = hadamard.inverse(values, self.parameters.hadamard_seed)
+        if dtype is KVDtype.FLOAT16:
+            # Half a step above the largest half-precision number would round to infinity.
+            limit = torch.finfo(torch.float16).max
+            values = values.clamp_(-limit, limit)
         return values
 
 
@@ -272,8 +298,8 @@ def _allocate(layout: KVLayout, tokens: int) -> Planes:
 
 
 def _raw_section(planes: Planes, stack: Stack) -> Bytes:
-    array: Bytes = stack_planes(planes, stack).contiguous().cpu().view(torch.uint8).numpy()
-    return array.reshape(-1)
+    array: Bytes = flat_bytes(stack_planes(planes, stack)).cpu().numpy()
+    return array
 
 
 def _byte_view(buffer: Buffer) -> Bytes:

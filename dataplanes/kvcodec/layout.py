@@ -197,3 +197,10 @@ def unstack_planes(values: Tensor, planes: Tensor | Sequence[Tensor], stack: Sta
             return
     for index, position in enumerate(stack.positions):
         planes[position].copy_(values[index])
+
+
+def flat_bytes(x: Tensor) -> Tensor:
+    """The elements in order as one row of bytes; a view where the tensor is contiguous."""
+    flat = x.contiguous().view(-1)
+    # A single element may keep any stride and still count as contiguous, but cannot be viewed as bytes.
+    return (flat if flat.stride(0) == 1 else flat.clone()).view(torch.uint8)

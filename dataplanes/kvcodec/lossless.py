@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dataplanes.kvcodec.layout import KVDtype
+from dataplanes.kvcodec.layout import KVDtype, flat_bytes
 
 
 def split_fields(x: Tensor, dtype: KVDtype) -> tuple[Tensor, ...]:
@@ -25,13 +25,13 @@ def split_fields(x: Tensor, dtype: KVDtype) -> tuple[Tensor, ...]:
     planes = x.shape[0]
     match dtype:
         case KVDtype.BFLOAT16:
-            bits = x.contiguous().view(torch.int16).view(planes, -1)
+            bits = flat_bytes(x).view(torch.int16).view(planes, -1)
             return _low_byte(bits >> 7), _low_byte((bits & 0x7F) | ((bits >> 8) & 0x80))
         case KVDtype.FLOAT16:
-            bits = x.contiguous().view(torch.int16).view(planes, -1)
+            bits = flat_bytes(x).view(torch.int16).view(planes, -1)
             return _low_byte(bits >> 8), _low_byte(bits)
         case KVDtype.FLOAT32:
-            wide = x.contiguous().view(torch.int32).view(planes, -1)
+            wide = flat_bytes(x).view(torch.int32).view(planes, -1)
             sign_and_mantissa = ((wide >> 16) & 0x7F) | ((wide >> 24) & 0x80)
             return _low_byte(wide >> 23), _low_byte(sign_and_mantissa), _low_byte(wide >> 8), _low_byte(wide)
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dataplanes.kvcodec.layout import Plane
+from dataplanes.kvcodec.layout import Plane, flat_bytes
 from dataplanes.kvcodec.parameters import Axis, CodecParameters, LevelsParameters, Quantise
 from dataplanes.numerics import fp8, levels, nvfp4
+from dataplanes.numerics.bounds import fp8_bound, levels_bound, nvfp4_bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,10 @@ class StackQuantiser(ABC):
         """float32 values of the symbols' shape."""
 
     @abstractmethod
+    def bound(self, x: Tensor, first_token: int) -> Tensor:
+        """Largest error of each element of float32 `x`, before any inverse transform and final rounding."""
+
+    @abstractmethod
     def side_shapes(self, planes: int, tokens: int, first_token: int) -> tuple[tuple[int, int], ...]:
         """Shapes of the side rows."""
 
@@ -57,16 +62,17 @@ class ChannelLevels(StackQuantiser):
 
     def encode(self, x: Tensor, first_token: int) -> QuantisedStack | None:
         """See the base class."""
-        planes, tokens = x.shape[:2]
-        before, after = self._missing(tokens, first_token)
-        if before or after:
-            x = torch.cat([x[:, :1].expand(-1, before, -1, -1), x, x[:, -1:].expand(-1, after, -1, -1)], dim=1)
-        grouped = x.reshape(planes, -1, self._group, self._channels)
+        grouped = self._grouped(x, first_token)
         symbols, scale, zero = levels.quantise(grouped, self.symbol_levels, dim=2)
-        if not levels.all_finite(scale, zero):
+        if not levels.all_usable(scale, zero):
             return None
-        symbols = symbols.view(planes, -1, self._plane.heads, self._plane.head_dim)
-        return QuantisedStack(symbols[:, before : before + tokens], (split_bytes(scale), split_bytes(zero)))
+        return QuantisedStack(self._ungrouped(symbols, x, first_token), (split_bytes(scale), split_bytes(zero)))
+
+    def bound(self, x: Tensor, first_token: int) -> Tensor:
+        """See the base class."""
+        grouped = self._grouped(x, first_token)
+        bound = levels_bound(grouped, self.symbol_levels, dim=2)
+        return self._ungrouped(bound.expand(grouped.shape), x, first_token)
 
     def decode(self, quantised: QuantisedStack, first_token: int) -> Tensor:
         """See the base class."""
@@ -78,15 +84,26 @@ class ChannelLevels(StackQuantiser):
         shape = (planes, -1, 1, self._channels)
         scale, zero = (join_bytes(rows, torch.float16).view(shape) for rows in quantised.side)
         grouped = symbols.reshape(planes, -1, self._group, self._channels)
-        values = levels.dequantise(grouped, scale, zero)
-        values = values.view(planes, -1, self._plane.heads, self._plane.head_dim)
-        return values[:, before : before + tokens]
+        return self._ungrouped(levels.dequantise(grouped, scale, zero), symbols[:, :tokens], first_token)
 
     def side_shapes(self, planes: int, tokens: int, first_token: int) -> tuple[tuple[int, int], ...]:
         """See the base class."""
         before, after = self._missing(tokens, first_token)
         groups = (before + tokens + after) // self._group
         return ((2, planes * groups * self._channels),) * 2
+
+    def _grouped(self, x: Tensor, first_token: int) -> Tensor:
+        """`[planes, groups, tokens per group, channels]`."""
+        before, after = self._missing(x.shape[1], first_token)
+        if before or after:
+            x = torch.cat([x[:, :1].expand(-1, before, -1, -1), x, x[:, -1:].expand(-1, after, -1, -1)], dim=1)
+        return x.reshape(x.shape[0], -1, self._group, self._channels)
+
+    def _ungrouped(self, grouped: Tensor, like: Tensor, first_token: int) -> Tensor:
+        """Drop what `_grouped` added: the shape of `like`."""
+        planes, tokens, heads, head_dim = like.shape
+        before = first_token % self._group
+        return grouped.reshape(planes, -1, heads, head_dim)[:, before : before + tokens]
 
     @property
     def _channels(self) -> int:
@@ -109,9 +126,14 @@ class TokenLevels(StackQuantiser):
         """See the base class."""
         grouped = x.reshape(*x.shape[:2], -1, self._group)
         symbols, scale, zero = levels.quantise(grouped, self.symbol_levels, dim=3)
-        if not levels.all_finite(scale, zero):
+        if not levels.all_usable(scale, zero):
             return None
         return QuantisedStack(symbols.view(x.shape), (split_bytes(scale), split_bytes(zero)))
+
+    def bound(self, x: Tensor, first_token: int) -> Tensor:
+        """See the base class."""
+        grouped = x.reshape(*x.shape[:2], -1, self._group)
+        return levels_bound(grouped, self.symbol_levels, dim=3).expand(grouped.shape).reshape(x.shape)
 
     def decode(self, quantised: QuantisedStack, first_token: int) -> Tensor:
         """See the base class."""
@@ -136,9 +158,13 @@ class Fp8E4m3(StackQuantiser):
     def encode(self, x: Tensor, first_token: int) -> QuantisedStack | None:
         """See the base class."""
         codes, scale = fp8.quantise(x)
-        if not levels.all_finite(scale):
+        if not levels.all_usable(scale):
             return None
         return QuantisedStack(codes, (split_bytes(scale),))
+
+    def bound(self, x: Tensor, first_token: int) -> Tensor:
+        """See the base class."""
+        return fp8_bound(x)
 
     def decode(self, quantised: QuantisedStack, first_token: int) -> Tensor:
         """See the base class."""
@@ -162,9 +188,15 @@ class Nvfp4(StackQuantiser):
     def encode(self, x: Tensor, first_token: int) -> QuantisedStack | None:
         """See the base class."""
         codes, block_scale, outer = nvfp4.quantise(x)
-        if not levels.all_finite(outer):
+        if not levels.all_usable(outer):
             return None
         return QuantisedStack(codes, (block_scale.view(1, -1), split_bytes(outer)))
+
+    def bound(self, x: Tensor, first_token: int) -> Tensor:
+        """See the base class."""
+        blocks = nvfp4.as_blocks(x)
+        bound = nvfp4_bound(blocks, x.abs().amax((-2, -1))[..., None, None, None])
+        return bound.expand(blocks.shape).flatten(-2)[..., : x.shape[-1]]
 
     def decode(self, quantised: QuantisedStack, first_token: int) -> Tensor:
         """See the base class."""
@@ -197,9 +229,9 @@ def quantiser_for(plane: Plane, parameters: CodecParameters) -> StackQuantiser:
 
 def split_bytes(values: Tensor) -> Tensor:
     """Elements of `n` bytes as `[n, elements]` bytes, lowest byte first."""
-    return values.contiguous().view(torch.uint8).view(-1, values.element_size()).t().contiguous()
+    return flat_bytes(values).view(-1, values.element_size()).t().contiguous()
 
 
 def join_bytes(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Undo `split_bytes`: a flat tensor of `dtype`."""
-    return rows.t().contiguous().view(dtype).view(-1)
+    return flat_bytes(rows.t()).view(dtype)

@@ -10,5 +10,5 @@ Every format is a pair of pure torch functions, the same source for every device
 - `bounds`: how far each format may land from its input.
 
 No function here raises on hostile values. A group that holds an infinity or a NaN, or whose range the side data cannot
-express, comes back with a non-finite scale; `all_finite` over the side data is the one check a caller needs.
+express, comes back with a non-finite scale; `levels.all_usable` over the side data is the one check a caller needs.
 """

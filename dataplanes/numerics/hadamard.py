@@ -15,6 +15,9 @@ from torch import Tensor
 
 DEFAULT_SEED = 13107
 
+TILE_ROWS = 64
+"""Rows of one matrix product, whatever the number of tokens."""
+
 
 def block_size(head_dim: int) -> int:
     """The largest power of two that divides `head_dim`: 64 -> 64, 96 -> 32, 100 -> 4, 576 -> 64, 1 -> 1."""
@@ -59,8 +62,7 @@ def forward(x: Tensor, seed: int = DEFAULT_SEED) -> Tensor:
     size = block_size(x.shape[-1])
     if size == 1:
         return x.contiguous()
-    matrix = hadamard_matrix(x.shape[-1], seed, x.device)
-    return (x.reshape(-1, size) @ matrix).view(x.shape)
+    return _rotate(x, hadamard_matrix(x.shape[-1], seed, x.device))
 
 
 def inverse(y: Tensor, seed: int = DEFAULT_SEED) -> Tensor:
@@ -68,5 +70,32 @@ def inverse(y: Tensor, seed: int = DEFAULT_SEED) -> Tensor:
     size = block_size(y.shape[-1])
     if size == 1:
         return y.contiguous()
-    matrix = hadamard_matrix(y.shape[-1], seed, y.device)
-    return (y.reshape(-1, size) @ matrix.t()).view(y.shape)
+    return _rotate(y, hadamard_matrix(y.shape[-1], seed, y.device).t())
+
+
+def _rotate(x: Tensor, matrix: Tensor) -> Tensor:
+    """Every block times `matrix`, in tiles of a fixed number of rows.
+
+    A matrix product of another number of rows may sum in another order, and then a chunk of one token would decode to
+    other bytes than the same token within a longer chunk.
+    """
+    size = matrix.shape[0]
+    rows = x.reshape(-1, size)
+    result = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    whole = rows.shape[0] // TILE_ROWS * TILE_ROWS
+    if whole:
+        _multiply_tiles(rows[:whole], matrix, result[:whole])
+    rest = rows.shape[0] - whole
+    if rest:
+        last = torch.zeros(TILE_ROWS, size, dtype=rows.dtype, device=rows.device)
+        last[:rest] = rows[whole:]
+        product = torch.empty_like(last)
+        _multiply_tiles(last, matrix, product)
+        result[whole:] = product[:rest]
+    return result.view(x.shape)
+
+
+def _multiply_tiles(rows: Tensor, matrix: Tensor, result: Tensor) -> None:
+    size = matrix.shape[0]
+    tiles = rows.view(-1, TILE_ROWS, size)
+    torch.bmm(tiles, matrix.expand(tiles.shape[0], size, size), out=result.view(tiles.shape))

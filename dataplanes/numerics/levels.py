@@ -14,6 +14,9 @@ from torch import Tensor
 SMALLEST_SCALE = 2.0**-24
 """The smallest positive half-precision number; a constant group gets it, so a scale is never zero."""
 
+LARGEST_SIDE = 2.0**100
+"""Scales up to here leave room for every later multiplication, sum and rounding up in bfloat16 and float32."""
+
 _HALF_ULP = 2.0**-11
 """Half a unit in the last place of a normal half-precision number, relative to it."""
 
@@ -54,6 +57,6 @@ def step_of_range(extent: Tensor, levels: int) -> Tensor:
     return (step * (1.0 + 2 * _HALF_ULP) + SMALLEST_SCALE / 2).clamp_min(SMALLEST_SCALE).half()
 
 
-def all_finite(*side: Tensor) -> bool:
-    """Whether every scale and zero is finite; reads the device once per tensor."""
-    return all(bool(torch.isfinite(tensor).all()) for tensor in side)
+def all_usable(*side: Tensor) -> bool:
+    """Whether every scale and zero is finite and small enough that decoding stays finite; reads the device."""
+    return all(bool((tensor.float().abs() < LARGEST_SIDE).all()) for tensor in side)

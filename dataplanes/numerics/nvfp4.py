@@ -35,7 +35,7 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     head_dim = x.shape[-1]
     outer = scale_of_peak(x.abs().amax((-2, -1)), LARGEST * LARGEST_BLOCK_SCALE)
-    blocks = _blocks(x)
+    blocks = as_blocks(x)
     peaks = blocks.abs().amax(-1) / (LARGEST * outer.float()[..., None, None])
     block_scale = peaks.clamp_(SMALLEST_SUBNORMAL, LARGEST_BLOCK_SCALE).to(torch.float8_e4m3fn)
     step = block_scale.float() * outer.float()[..., None, None]
@@ -49,7 +49,7 @@ def dequantise(codes: Tensor, block_scale: Tensor, outer: Tensor) -> Tensor:
     head_dim = codes.shape[-1]
     step = block_scale.view(torch.float8_e4m3fn).float() * outer.float()[..., None, None]
     grid = torch.tensor([*_GRID, *(-value for value in _GRID)], dtype=torch.float32, device=codes.device)
-    values = _blocks(grid[codes.int()])
+    values = as_blocks(grid[codes.int()])
     return (values * step[..., None]).flatten(-2)[..., :head_dim].contiguous()
 
 
@@ -58,7 +58,8 @@ def block_count(head_dim: int) -> int:
     return -(-head_dim // BLOCK)
 
 
-def _blocks(x: Tensor) -> Tensor:
+def as_blocks(x: Tensor) -> Tensor:
+    """`[..., head_dim]` as `[..., blocks, 16]`, completed with zeros."""
     head_dim = x.shape[-1]
     missing = -head_dim % BLOCK
     if missing:

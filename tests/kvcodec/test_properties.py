@@ -1,0 +1,195 @@
+"""Properties over shapes, strides, dtypes and hostile values."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from controld.contract.configuration import Configuration
+from dataplanes.kvcodec import KVCodec, KVDtype, KVLayout, Plane, PlaneRole, decode_frame
+from dataplanes.kvcodec.codec import Planes
+from dataplanes.kvcodec.layout import flat_bytes
+
+torch.set_num_threads(1)
+
+HEAD_DIMS = (1, 64, 80, 96, 100, 128, 576)
+HOSTILE = ("normal", "zero", "constant", "subnormal", "negative_zero", "large", "outlier", "five_to_six")
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> KVLayout:
+    dtype = draw(st.sampled_from(KVDtype))
+    page_tokens = draw(st.sampled_from([1, 4, 16]))
+    kind = draw(st.sampled_from(["mha", "mqa", "mla", "mixed", "interleaved"]))
+    if kind == "mla":
+        return KVLayout.latents(layers=2, latent_dim=576, dtype=dtype, page_tokens=page_tokens)
+    head_dim = draw(st.sampled_from(HEAD_DIMS))
+    heads = 1 if kind == "mqa" else draw(st.integers(1, 3))
+    if kind == "interleaved":
+        planes = (Plane(PlaneRole.KEY, heads, head_dim), Plane(PlaneRole.VALUE, heads, head_dim)) * 2
+        return KVLayout(planes=planes, dtype=dtype, page_tokens=page_tokens)
+    if kind == "mixed":
+        other = draw(st.sampled_from(HEAD_DIMS))
+        planes = tuple(
+            Plane(role, heads, size) for size in (head_dim, other) for role in (PlaneRole.KEY, PlaneRole.VALUE)
+        )
+        return KVLayout(planes=planes, dtype=dtype, page_tokens=page_tokens)
+    return KVLayout.keys_then_values(layers=2, heads=heads, head_dim=head_dim, dtype=dtype, page_tokens=page_tokens)
+
+
+@st.composite
+def configurations(draw: st.DrawFn, layout: KVLayout, *, lossy: bool) -> Configuration:
+    if not lossy:
+        code = draw(st.sampled_from(["none", "zstd", "entropy"]))
+        return Configuration({"transform": "none", "quantise": "none", "code": code})
+    quantise = draw(st.sampled_from(["levels", "levels", "fp8_e4m3", "nvfp4"]))
+    values: dict[str, str | int] = {
+        "transform": draw(st.sampled_from(["none", "hadamard"])),
+        "quantise": quantise,
+        "code": draw(st.sampled_from(["none", "entropy", "zstd"] + ["bitpack"] * (quantise != "fp8_e4m3"))),
+    }
+    if quantise == "levels":
+        roles = {plane.role for plane in layout.planes}
+        for part in ("key", "value"):
+            if part == "value" and PlaneRole.VALUE not in roles:
+                continue
+            values[f"{part}_levels"] = draw(st.integers(2, 256))
+            values[f"{part}_axis"] = axis = draw(st.sampled_from(["channel", "token"]))
+            multiple = draw(st.sampled_from([1, 2]))
+            values[f"{part}_group"] = layout.page_tokens * multiple if axis == "channel" else 4096
+    return Configuration(values)
+
+
+def make_planes(layout: KVLayout, tokens: int, kind: str, seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    planes = []
+    for plane in layout.planes:
+        shape = (tokens, plane.heads, plane.head_dim)
+        x = torch.randn(shape, generator=generator)
+        match kind:
+            case "zero":
+                x = torch.zeros(shape)
+            case "constant":
+                x = torch.full(shape, -3.7)
+            case "subnormal":
+                x = x * torch.finfo(layout.dtype.torch_dtype).tiny * 0.25
+            case "negative_zero":
+                x = torch.where(x > 0, x, torch.tensor(-0.0))
+            case "large":
+                x = x.clamp(-1, 1) * 6.5e4
+            case "outlier":
+                x[..., ::13] *= 1000
+            case "five_to_six":
+                x = 5 + torch.rand(shape, generator=generator)
+        planes.append(x.to(layout.dtype.torch_dtype))
+    return planes
+
+
+def bits(planes: Planes) -> list[Tensor]:
+    return [flat_bytes(plane) for plane in planes]
+
+
+def assert_same_bits(left: Planes, right: Planes) -> None:
+    for first, second in zip(bits(left), bits(right), strict=True):
+        assert torch.equal(first, second)
+
+
+def assert_within(decoded: Planes, sent: Sequence[Tensor], bounds: Sequence[Tensor]) -> None:
+    for got, want, bound in zip(decoded, sent, bounds, strict=True):
+        assert torch.isfinite(got).all()
+        excess = (got.double() - want.double()).abs() - bound.double()
+        assert excess.max() <= 0 if excess.numel() else True, f"exceeds its bound by {excess.max()}"
+
+
+@settings(deadline=None, max_examples=120)
+@given(data=st.data(), tokens=st.integers(0, 40), kind=st.sampled_from(HOSTILE), seed=st.integers(0, 2**31))
+def test_lossy_values_stay_within_the_stated_bound(data: st.DataObject, tokens: int, kind: str, seed: int) -> None:
+    layout = data.draw(layouts())
+    codec = KVCodec(data.draw(configurations(layout, lossy=True)), layout)
+    first_token = data.draw(st.integers(0, 40))
+    planes = make_planes(layout, tokens, kind, seed)
+    frame = codec.encode(planes, first_token=first_token)
+    assert len(frame) <= codec.max_frame_bytes(tokens, first_token)
+    decoded = decode_frame(frame)
+    if decoded.header.is_raw:
+        assert kind in ("large", "outlier")
+        assert_same_bits(decoded.planes, planes)
+    else:
+        assert_within(decoded.planes, planes, codec.error_bound(planes, first_token=first_token))
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), tokens=st.integers(0, 40), kind=st.sampled_from(HOSTILE), seed=st.integers(0, 2**31))
+def test_lossless_frames_keep_every_bit(data: st.DataObject, tokens: int, kind: str, seed: int) -> None:
+    layout = data.draw(layouts())
+    codec = KVCodec(data.draw(configurations(layout, lossy=False)), layout)
+    planes = make_planes(layout, tokens, kind, seed)
+    if tokens and data.draw(st.booleans()):
+        planes[0].view(-1)[0] = data.draw(st.sampled_from([float("nan"), float("inf"), -float("inf")]))
+    frame = codec.encode(planes, first_token=7)
+    assert len(frame) <= codec.max_frame_bytes(tokens, 7)
+    assert_same_bits(decode_frame(frame).planes, planes)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    data=st.data(),
+    cuts=st.lists(st.integers(1, 9), min_size=6, max_size=6, unique=True),
+    tail=st.integers(1, 16),
+    seed=st.integers(0, 2**31),
+)
+def test_one_chunk_and_seven_chunks_decode_to_equal_bytes(
+    data: st.DataObject, cuts: list[int], tail: int, seed: int
+) -> None:
+    layout = data.draw(layouts())
+    codec = KVCodec(data.draw(configurations(layout, lossy=True)), layout)
+    step = codec.chunk_alignment_tokens
+    edges = [0, *sorted(cut * step for cut in cuts), 9 * step + min(tail, step)]
+    start = data.draw(st.integers(0, 3)) * step
+    planes = make_planes(layout, edges[-1], "normal", seed)
+    whole = decode_frame(codec.encode(planes, first_token=start)).planes
+    parts = [
+        decode_frame(codec.encode([plane[low:high] for plane in planes], first_token=start + low)).planes
+        for low, high in itertools.pairwise(edges)
+    ]
+    assert len(parts) == 7
+    for index, plane in enumerate(whole):
+        assert torch.equal(torch.cat([part[index] for part in parts]), plane)
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data(), tokens=st.integers(1, 20), seed=st.integers(0, 2**31))
+def test_strides_of_the_input_do_not_matter(data: st.DataObject, tokens: int, seed: int) -> None:
+    layout = data.draw(layouts())
+    codec = KVCodec(data.draw(configurations(layout, lossy=data.draw(st.booleans()))), layout)
+    planes = make_planes(layout, tokens, "normal", seed)
+    # A pool that is wider than its planes in every dimension, with rubbish (NaN) in between.
+    views = []
+    for plane in planes:
+        pool = torch.full((plane.shape[2] + 1, plane.shape[0] * 2 + 1, plane.shape[1] + 2), float("nan"))
+        view = pool.to(plane.dtype).permute(1, 2, 0)[1::2, 1:-1, 1:]
+        view.copy_(plane)
+        views.append(view)
+    frame = codec.encode(planes, first_token=0)
+    assert codec.encode(views, first_token=0) == frame
+    if layout.is_dense:
+        assert codec.encode(torch.stack(planes), first_token=0) == frame
+
+
+@pytest.mark.parametrize("transform", ["none", "hadamard"])
+@pytest.mark.parametrize("quantise", ["fp8_e4m3", "nvfp4"])
+def test_one_huge_value_is_no_reason_for_nan_bytes(transform: str, quantise: str) -> None:
+    layout = KVLayout.keys_then_values(layers=1, heads=2, head_dim=64, dtype=KVDtype.BFLOAT16, page_tokens=16)
+    codec = KVCodec(Configuration({"transform": transform, "quantise": quantise, "code": "entropy"}), layout)
+    planes = torch.zeros(2, 3, 2, 64, dtype=torch.bfloat16)
+    planes[0, 1, 0, 5] = 6.5e4
+    planes[1, 2, 1, 9] = torch.finfo(torch.bfloat16).smallest_normal
+    decoded = decode_frame(codec.encode(planes, first_token=0))
+    assert not decoded.header.is_raw
+    assert_within(decoded.planes, list(planes), codec.error_bound(planes, first_token=0))

@@ -1,0 +1,51 @@
+"""The advertised space and the codec agree."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from controld.contract.configuration import Configuration
+from controld.contract.space import StrategySpace
+from dataplanes.kvcodec import CodecError, KVDtype, KVLayout
+from dataplanes.kvcodec.space import kv_strategy_space, validate_configuration
+
+LAYOUTS = [
+    KVLayout.keys_then_values(layers=2, heads=3, head_dim=64, dtype=KVDtype.BFLOAT16, page_tokens=64),
+    KVLayout.keys_then_values(layers=2, heads=1, head_dim=100, dtype=KVDtype.FLOAT16, page_tokens=1),
+    KVLayout.keys_then_values(layers=2, heads=1, head_dim=1, dtype=KVDtype.BFLOAT16, page_tokens=48),
+    KVLayout.latents(layers=2, latent_dim=576, dtype=KVDtype.BFLOAT16, page_tokens=64),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"head_dim {layout.planes[0].head_dim}")
+def test_the_codec_takes_every_advertised_configuration(layout: KVLayout) -> None:
+    space = kv_strategy_space(layout)
+    for configuration in itertools.islice(space.enumerate(), 0, None, 13):
+        validate_configuration(configuration, layout)
+    assert StrategySpace.from_json(space.to_json()).to_json() == space.to_json()
+
+
+def test_a_latent_pool_has_no_value_parameters() -> None:
+    names = {parameter.name for parameter in kv_strategy_space(LAYOUTS[3]).parameters}
+    assert "key_levels" in names
+    assert not any(name.startswith("value") for name in names)
+
+
+def test_only_the_coder_is_lossless() -> None:
+    assert [p.name for p in kv_strategy_space(LAYOUTS[0]).parameters if not p.lossy] == ["code"]
+
+
+def test_what_the_space_forbids_the_codec_refuses() -> None:
+    space, refused = kv_strategy_space(LAYOUTS[3]), 0
+    advertised = {point.canonical_json for point in space.enumerate()}
+    for coder in ("none", "bitpack", "entropy", "zstd"):
+        for transform, quantise in itertools.product(("none", "hadamard"), ("none", "fp8_e4m3", "nvfp4")):
+            configuration = Configuration({"transform": transform, "quantise": quantise, "code": coder})
+            if configuration.canonical_json in advertised:
+                continue
+            refused += 1
+            with pytest.raises(CodecError):
+                validate_configuration(configuration, LAYOUTS[3])
+    assert refused == 7
