@@ -23,25 +23,26 @@ DEFAULT_MODEL = Path("build/models/smollm2-135m-instruct")
 SERVED_PAGE_TOKENS = 64
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
-    parser.description = (
-        "Profile a real model, start a real SGLang prefill/decode pair over a link whose rate changes while it runs, "
-        "and send every prompt raw, with three static codecs and with controld deciding. Prints a table, writes a page."
-    )
-    parser.epilog = (
-        "examples:\n  controld demo                        ten minutes, a few prompts a phase\n"
-        "  controld demo --evidence             up to an hour, intervals narrow enough to decide\n"
-        "  controld demo --recompute            figures again from the kept logs\n"
-        "  controld demo --keep                 leave the daemon's API up afterwards"
-    )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--evidence", action="store_true", help="the long run, into build/evidence")
+SUMMARY = "show on this machine, on a real model and a real SGLang pair over a shaped link, what controld does"
+EXAMPLES = """\
+Profiles a real model, starts a real SGLang prefill/decode pair over a link whose rate changes while it runs, and sends
+every prompt raw, with three static codecs and with controld deciding. Prints a table and writes a page with plots.
+
+examples:
+  controld demo                 some ten minutes, a few prompts a phase; results in build/demo
+  controld demo --evidence      up to an hour, intervals narrow enough to decide every claim; build/evidence
+  controld demo --recompute     the figures again, from the kept logs
+  controld demo --keep          leave the daemon's API up afterwards
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--evidence", action="store_true", help="the long run; exit status 1 where a claim fails")
     parser.add_argument("--recompute", action="store_true", help="only rebuild the figures from the kept logs")
     parser.add_argument("--keep", action="store_true", help="leave the daemon's API up until interrupted")
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="folder of the model (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="folder of the results (default: build/demo or build/evidence)")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
 class _Bar:

@@ -163,10 +163,10 @@ class Daemon:
 
 
 _CONFIG = """\
-state_dir: {root}/state
-policy_dir: {root}/policies
-fleet:
-  listen: ["unix://{root}/fleet.sock"]
-admin:
-  socket: {root}/admin.sock
+apiVersion: controld/v1
+kind: Daemon
+state: {{dir: {root}/state}}
+policy: {{dir: {root}/policies}}
+fleet: {{listen: ["unix://{root}/fleet.sock"]}}
+admin: {{socket: {root}/admin.sock}}
 """
