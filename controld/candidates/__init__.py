@@ -1,0 +1,1 @@
+"""Profiles (configurations with measured objectives) and the Pareto sets made of them."""

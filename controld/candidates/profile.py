@@ -1,0 +1,230 @@
+"""A profile: a configuration with its measured objectives."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from controld.candidates.statistics import upper_bound_95
+from controld.contract.configuration import Configuration
+from controld.contract.errors import FieldError
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Seconds of one stage as an affine function of raw bytes: `a + b * V` for one frame of V bytes."""
+
+    a_s: float
+    b_s_per_byte: float
+
+    def __post_init__(self) -> None:
+        for name in ("a_s", "b_s_per_byte"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise FieldError(f"stage_time.{name}", f"{value} is not a finite non-negative number")
+
+    def seconds(self, raw_bytes: float, frames: int = 1) -> float:
+        """Seconds for `raw_bytes` cut into `frames` frames: the fixed part is paid for each of them."""
+        return self.a_s * frames + self.b_s_per_byte * raw_bytes
+
+
+NO_TIME = StageTime(0.0, 0.0)
+
+
+def fit_stage_time(raw_bytes: ArrayLike, seconds: ArrayLike, weights: ArrayLike | None = None) -> StageTime:
+    """Non-negative weighted least squares of `seconds ~ a + b * raw_bytes`.
+
+    Timing noise grows with the time itself, so without given weights the squared *relative* error is minimised (weights
+    1/fit², iterated three times; weighing by 1/observation² would favour whatever happened to be fast).
+
+    Args:
+        raw_bytes: shape [n], positive.
+        seconds: shape [n], non-negative; pairs with a non-finite member are left out.
+        weights: shape [n], non-negative; None for relative errors.
+
+    Raises:
+        FieldError: no usable pair.
+    """
+    volumes, times = np.asarray(raw_bytes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
+    usable = np.isfinite(volumes) & np.isfinite(times) & (volumes > 0) & (times >= 0)
+    if not usable.any():
+        raise FieldError("stage_time", "no usable pair of bytes and seconds")
+    given = None if weights is None else np.asarray(weights, dtype=np.float64)[usable]
+    volumes, times = volumes[usable], times[usable]
+    current = np.ones_like(volumes) if given is None else given
+    fitted = StageTime(0.0, 0.0)
+    for _ in range(1 if given is not None else 4):
+        fitted = _fit_once(volumes, times, current)
+        prediction = fitted.a_s + fitted.b_s_per_byte * volumes
+        current = 1.0 / np.maximum(prediction, 1e-9) ** 2
+    return fitted
+
+
+def _fit_once(volumes: np.ndarray, times: np.ndarray, weights: np.ndarray) -> StageTime:
+    total = float(weights.sum())
+    if total <= 0:
+        raise FieldError("stage_time", "all weights are zero")
+    mean_volume, mean_time = float(weights @ volumes) / total, float(weights @ times) / total
+    spread = float(weights @ (volumes - mean_volume) ** 2)
+    proportional = float(weights @ (volumes * times)) / float(weights @ volumes**2)
+    # With (nearly) one size only, slope and intercept cannot be told apart: proportional is the safe reading.
+    if spread <= 1e-9 * total * mean_volume**2:
+        return StageTime(0.0, proportional)
+    slope = float(weights @ ((volumes - mean_volume) * (times - mean_time))) / spread
+    intercept = mean_time - slope * mean_volume
+    # Two variables: when one leaves the feasible region, the optimum lies on that axis.
+    if slope < 0:
+        return StageTime(mean_time, 0.0)
+    if intercept < 0:
+        return StageTime(0.0, proportional)
+    return StageTime(intercept, slope)
+
+
+@dataclass(frozen=True, slots=True)
+class QualityKey:
+    """What quality depends on, and nothing else."""
+
+    model_fingerprint: str
+    workload: str
+    lossy_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A configuration with what was measured of it.
+
+    Args:
+        arm_id: the configuration's id.
+        loss_mean_nats, loss_se_nats, loss_samples: mean, standard error over segments and their number at the worst
+            prompt length (the one with the largest mean).
+        loss_upper_nats: one-sided 95 % upper bound (Student's t), the largest over the prompt lengths; infinite where
+            fewer than two segments were measured; worked out from the three fields above where not given.
+        ratio: raw bytes / wire bytes, headers and side data included.
+        encode, decode: seconds of one frame by its raw bytes.
+        median_transfer_bytes: V*, the workload's median transfer, at which the latency objective is taken.
+        provenance: where it came from (study and trial).
+
+    Raises:
+        FieldError: the id is another configuration's, or a number is out of range; the field is named.
+    """
+
+    configuration: Configuration
+    workload: str
+    model_fingerprint: str
+    loss_mean_nats: float
+    loss_se_nats: float
+    loss_samples: int
+    worst_prompt_tokens: int
+    ratio: float
+    encode: StageTime
+    decode: StageTime
+    median_transfer_bytes: float
+    arm_id: str = ""
+    loss_upper_nats: float = math.nan
+    sender_hardware: str = ""
+    receiver_hardware: str = ""
+    measured_unix_s: float = 0.0
+    corpus: str = ""
+    provenance: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.arm_id:
+            object.__setattr__(self, "arm_id", self.configuration.config_id)
+        if self.arm_id != self.configuration.config_id:
+            raise FieldError("profile.arm_id", f"{self.arm_id} is not {self.configuration.config_id}")
+        for name in ("loss_mean_nats", "loss_se_nats", "measured_unix_s"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise FieldError(f"profile.{name}", f"{value} is not a finite non-negative number")
+        for name in ("ratio", "median_transfer_bytes"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value <= 0:
+                raise FieldError(f"profile.{name}", f"{value} is not a finite positive number")
+        if self.loss_samples < 0 or self.worst_prompt_tokens < 0:
+            raise FieldError("profile.loss_samples", "counts cannot be negative")
+        if math.isnan(self.loss_upper_nats):
+            bound = upper_bound_95(self.loss_mean_nats, self.loss_se_nats, self.loss_samples)
+            object.__setattr__(self, "loss_upper_nats", bound)
+        if self.loss_upper_nats < self.loss_mean_nats:
+            raise FieldError("profile.loss_upper_nats", "is below the mean")
+
+    @property
+    def quality_key(self) -> QualityKey:
+        """Profiles with equal keys share one quality measurement."""
+        return QualityKey(self.model_fingerprint, self.workload, self.configuration.lossy_id)
+
+    @property
+    def latency_objective(self) -> float:
+        """(encode + decode seconds at V*) / V*, seconds per byte."""
+        volume = self.median_transfer_bytes
+        return (self.encode.seconds(volume) + self.decode.seconds(volume)) / volume
+
+    @property
+    def bytes_objective(self) -> float:
+        """Wire bytes / raw bytes."""
+        return 1.0 / self.ratio
+
+    @property
+    def objectives(self) -> tuple[float, float, float]:
+        """(loss in nats, seconds per byte, wire bytes / raw bytes), all to be minimised."""
+        return self.loss_mean_nats, self.latency_objective, self.bytes_objective
+
+    def to_document(self) -> dict[str, Any]:
+        """A JSON-ready mapping; an infinite upper bound is null."""
+        document = asdict(self)
+        document["configuration"] = dict(self.configuration)
+        if math.isinf(self.loss_upper_nats):
+            document["loss_upper_nats"] = None
+        return {"format": _FORMAT, **document}
+
+    def to_json(self) -> str:
+        """Canonical JSON."""
+        return json.dumps(self.to_document(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Profile:
+        """The profile that `to_document` described.
+
+        Raises:
+            FieldError: another format, a missing, unknown or impossible field.
+        """
+        values = dict(document)
+        if values.pop("format", None) != _FORMAT:
+            raise FieldError("profile.format", f"is not {_FORMAT}")
+        try:
+            upper = values.pop("loss_upper_nats")
+            return cls(
+                **{
+                    **values,
+                    "configuration": Configuration(values["configuration"]),
+                    "encode": StageTime(**values["encode"]),
+                    "decode": StageTime(**values["decode"]),
+                    "loss_upper_nats": math.inf if upper is None else upper,
+                }
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FieldError("profile", f"not a profile: {error}") from error
+
+    @classmethod
+    def from_json(cls, text: str) -> Profile:
+        """Parse what `to_json` wrote. Raises: FieldError."""
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise FieldError("profile", f"not JSON: {error}") from error
+        if not isinstance(document, dict):
+            raise FieldError("profile", "not a JSON object")
+        return cls.from_document(document)
+
+
+def objective_matrix(profiles: Sequence[Profile]) -> np.ndarray:
+    """Objectives of profiles, shape [n, 3]: loss, seconds per byte, bytes ratio."""
+    return np.array([profile.objectives for profile in profiles], dtype=np.float64).reshape(len(profiles), 3)

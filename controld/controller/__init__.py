@@ -1,0 +1,1 @@
+"""The controller: pure functions from policy, profiles and posteriors to decision tables and explanations."""

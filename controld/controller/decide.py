@@ -1,0 +1,152 @@
+"""From policy, profiles and posteriors to a plan. Pure: the same inputs give the same plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controld.contract.decision import Arm, Mixture
+from controld.contract.errors import FieldError
+from controld.controller.evaluate import EXPLORE_UNITS, Evaluation, evaluate_classes
+from controld.controller.goals import ClassInput, TableRequest
+from controld.controller.grid import Grid
+from controld.controller.knobs.kv_transfer import KvTransfer
+from controld.controller.plan import Indices, Plan, TablePlan
+
+
+def decide(
+    requests: Sequence[TableRequest],
+    *,
+    knob: KvTransfer | None = None,
+    grid: Grid | None = None,
+    previous: Plan | None = None,
+    policy_generation: int = 0,
+    now_unix_s: float = 0.0,
+) -> Plan:
+    """Decide every cell of every table.
+
+    Args:
+        previous: the plan in force; its choices are what is "in use".
+
+    Raises:
+        FieldError: two requests for one table, or a request that contradicts itself.
+    """
+    knob, grid = knob or KvTransfer(), grid or Grid()
+    keys = [(request.tier, request.link_group) for request in requests]
+    if len(set(keys)) != len(keys):
+        raise FieldError("table_requests", "a tier and link group come twice")
+    tables = tuple(
+        _decide_table(request, knob, grid, previous.table(*key) if previous else None)
+        for request, key in zip(requests, keys, strict=True)
+    )
+    return Plan(tables=tables, policy_generation=policy_generation, decided_unix_s=now_unix_s)
+
+
+def _decide_table(request: TableRequest, knob: KvTransfer, grid: Grid, previous: TablePlan | None) -> TablePlan:
+    inputs = request.class_inputs()
+    if not inputs:
+        raise FieldError("table_request.goals", "is empty")
+    arms = list({candidate.arm_id: candidate.arm for item in inputs for candidate in item.candidates}.values())
+    position = {arm.arm_id: index for index, arm in enumerate(arms)}
+    in_use = np.concatenate([_in_use(item, position, grid, previous) for item in inputs])
+    cells = int(np.prod(grid.shape))
+    incumbents = [
+        _rows(item, position, len(arms))[in_use[index * cells : (index + 1) * cells]].reshape(grid.shape)
+        for index, item in enumerate(inputs)
+    ]
+    evaluations = evaluate_classes(inputs, knob, grid.points, incumbents)
+    shares, winners = zip(
+        *(_cell_shares(item, e, position, len(arms)) for item, e in zip(inputs, evaluations, strict=True)),
+        strict=True,
+    )
+    mixtures, mixture_of_cell = _mixtures(np.concatenate(shares), np.concatenate(winners), inputs, cells)
+    return TablePlan(
+        tier=request.tier,
+        link_group=request.link_group,
+        grid=grid,
+        knob=knob,
+        classes=inputs,
+        arms=tuple(arms),
+        mixtures=mixtures,
+        cells=mixture_of_cell,
+        in_use=in_use,
+        prior_bandwidth_bytes_per_s=request.prior_bandwidth_bytes_per_s,
+    )
+
+
+def _in_use(item: ClassInput, position: dict[str, int], grid: Grid, previous: TablePlan | None) -> Indices:
+    """The previous plan's choice in each cell of a class as an index into the new arms; -1 where there was none."""
+    cells = int(np.prod(grid.shape))
+    nothing = np.full(cells, -1, dtype=np.intp)
+    if previous is None or previous.grid != grid:
+        return nothing
+    names = [old.goal.name for old in previous.classes]
+    if item.goal.name not in names:
+        return nothing
+    start = names.index(item.goal.name) * cells
+    translate = np.array([position.get(arm.arm_id, -1) for arm in previous.arms], dtype=np.intp)
+    return translate[previous.winners[start : start + cells]]
+
+
+def _rows(item: ClassInput, position: dict[str, int], arms: int) -> Indices:
+    """From an index into the table's arms to a class's row; the extra last entry answers for index -1."""
+    rows = np.full(arms + 1, -1, dtype=np.intp)
+    for row, candidate in enumerate(item.candidates):
+        rows[position[candidate.arm_id]] = row
+    return rows
+
+
+def _cell_shares(
+    item: ClassInput, evaluation: Evaluation, position: dict[str, int], arms: int
+) -> tuple[NDArray[np.uint8], Indices]:
+    """Exploration units of each cell over the table's arms, shape [cells, arms], and the winner as a table arm."""
+    columns = np.array([position[candidate.arm_id] for candidate in item.candidates], dtype=np.intp)
+    by_row = evaluation.explore_units.reshape(len(columns), -1).T
+    units = np.zeros((by_row.shape[0], arms), dtype=np.uint8)
+    units[:, columns] = by_row
+    return units, columns[evaluation.winner.reshape(-1)]
+
+
+def _mixtures(
+    units: NDArray[np.uint8], winners: Indices, inputs: Sequence[ClassInput], cells: int
+) -> tuple[tuple[Mixture, ...], Indices]:
+    shares = np.array([item.goal.explore_share for item in inputs])
+    kinds, kind_of_class = np.unique(shares, return_inverse=True)
+    rows = np.column_stack(
+        (np.repeat(kind_of_class, cells).astype(np.int64), winners.astype(np.int64), units.astype(np.int64))
+    )
+    # The share of a class without any exploration in a cell does not matter: one mixture serves all.
+    rows[units.sum(axis=1) == 0, 0] = 0
+    distinct, mixture_of_cell = _distinct_rows(rows)
+    return tuple(_mixture(row, float(kinds[row[0]])) for row in distinct), mixture_of_cell
+
+
+def _distinct_rows(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Indices]:
+    """Like `np.unique(axis=0)`, in order of first appearance, by one multiplicative hash of each row."""
+    multipliers = np.random.default_rng(0).integers(1, 2**61, size=rows.shape[1], dtype=np.int64) | 1
+    with np.errstate(over="ignore"):
+        hashes = (rows * multipliers).sum(axis=1)
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    distinct = rows[first[order]]
+    index = rank[inverse.reshape(-1)]
+    if not np.array_equal(distinct[index], rows):
+        distinct, index = np.unique(rows, axis=0, return_inverse=True)
+        index = index.reshape(-1)
+    return distinct, index.astype(np.intp)
+
+
+def _mixture(row: NDArray[np.int64], explore_share: float) -> Mixture:
+    winner, units = int(row[1]), row[2:]
+    explored = sorted(np.flatnonzero(units).tolist(), key=lambda arm: (-int(units[arm]), arm))
+    weights = [explore_share * int(units[arm]) / EXPLORE_UNITS for arm in explored]
+    return Mixture((winner, *explored), (1.0 - sum(weights), *weights))
+
+
+def arms_of(plan: Plan) -> tuple[Arm, ...]:
+    """Every arm of a plan, once."""
+    return tuple({arm.arm_id: arm for table in plan.tables for arm in table.arms}.values())

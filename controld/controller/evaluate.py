@@ -1,0 +1,263 @@
+"""The gates and the choice of one class in every cell, vectorised: what passes, what wins, what is explored.
+
+All arrays are indexed [arm, size, bandwidth, load]; arm 0 is raw. Deciding runs it on the whole grid, explaining on one
+cell, so an explanation is the decision itself and not a second opinion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controld.candidates.statistics import Z_95, normal_cdf
+from controld.controller.goals import ClassInput, Objective
+from controld.controller.grid import Points
+from controld.controller.knobs.base import STAGES, Array, Knob, Prediction, Stage
+
+NEAR = 1.03
+"""Arms within this factor of the best are as good; quality decides, then what is in use."""
+
+SETTLED = 1.015
+"""While the arm in use is near the best, another one must be this near to replace it: no flapping at the rim."""
+
+HOPELESS = 1.10
+"""An arm whose lower bound is this factor above raw is not explored."""
+
+EXPLORE_UNITS = 64
+_LEAST_CHANCE = 0.01
+_SWEEPS = 5
+_UNSTABLE_S = 1e15
+_LOSS_SLACK_NATS = 1e-4
+_CODEC_WATTS = 30.0
+_WIRE_JOULES_PER_BYTE = 1e-8
+_RAW_ROW = 0
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One class in every cell.
+
+    Args:
+        prediction: at the middle of the cells, with posterior-mean corrections.
+        rank_s: total seconds where stable; far above every stable arm, in the order of rho, where not.
+        tail_s: total seconds at the SLO's percentile.
+        lower_s: total seconds at the lower ends of all corrections, ranked like `rank_s`.
+        cost: what the objective minimises.
+        available: not pinned off; shape [arms].
+        quality_ok: upper bound of the loss within the limit; shape [arms].
+        never_worse: not slower than raw at the middle and at the corners of the cell.
+        meets_slo: `tail_s` and what lies outside the transfer within the SLO; all true without one.
+        near: in the last choice, within 3 % of the best.
+        winner: row of the chosen arm, shape [S, B, L].
+        explore_units: parts of 64 of the exploration share for each other arm.
+    """
+
+    prediction: Prediction
+    rank_s: Array
+    tail_s: Array
+    lower_s: Array
+    cost: Array
+    available: Mask
+    quality_ok: Mask
+    stable: Mask
+    never_worse: Mask
+    meets_slo: Mask
+    near: Mask
+    winner: NDArray[np.intp]
+    explore_units: NDArray[np.uint8]
+
+
+def evaluate_classes(
+    inputs: Sequence[ClassInput], knob: Knob, points: Points, incumbents: Sequence[NDArray[np.intp]]
+) -> list[Evaluation]:
+    """Decide all classes of one table.
+
+    Where the classes' shares of the load are known, each class sees the work of the others at their current arms; at
+    most five sweeps settle that. Where they are not, each class takes all load for its own.
+
+    Args:
+        incumbents: for each class the row of the arm in use in each cell, -1 where there is none; shape [S, B, L].
+    """
+    shares = [item.goal.offered_share for item in inputs]
+    if len(inputs) == 1 or any(share is None for share in shares):
+        return [
+            evaluate(item, knob, points, used, share=1.0, other_work=None)
+            for item, used in zip(inputs, incumbents, strict=True)
+        ]
+    known = [float(share or 0.0) for share in shares]
+    evaluations: list[Evaluation] = []
+    nothing: Array = np.zeros((1, 1, 1, 1, 1))
+    work = [nothing] * len(inputs)
+    for _ in range(_SWEEPS):
+        before = [evaluation.winner for evaluation in evaluations]
+        evaluations = []
+        for index, (item, used) in enumerate(zip(inputs, incumbents, strict=True)):
+            others = sum((w for other, w in enumerate(work) if other != index), start=nothing)
+            evaluation = evaluate(item, knob, points, used, share=known[index], other_work=others)
+            evaluations.append(evaluation)
+            work[index] = np.take_along_axis(
+                evaluation.prediction.work, evaluation.winner[None, None].astype(np.intp), axis=1
+            )
+        if before and all(np.array_equal(a, e.winner) for a, e in zip(before, evaluations, strict=True)):
+            break
+    return evaluations
+
+
+def evaluate(
+    item: ClassInput,
+    knob: Knob,
+    points: Points,
+    incumbent: NDArray[np.intp],
+    *,
+    share: float,
+    other_work: Array | None,
+) -> Evaluation:
+    """Decide one class. See `Evaluation` for shapes."""
+    goal, models, corrections = item.goal, item.models, item.corrections
+    factors = corrections.factors()
+
+    def ranked(multipliers: Array, context_index: int | None) -> tuple[Prediction, Array]:
+        context = points.middle if context_index is None else points.corners[context_index]
+        prediction = knob.predict(models, multipliers, context, share=share, other_work=other_work)
+        return prediction, np.where(prediction.rho < 1.0, prediction.total_s, _UNSTABLE_S * prediction.rho)
+
+    prediction, rank = ranked(factors, None)
+    _, lower = ranked(corrections.lower_factors(Z_95), None)
+    shape = rank.shape
+    never_worse = rank <= rank[_RAW_ROW]
+    for index in range(len(points.corners)):
+        _, corner = ranked(factors, index)
+        never_worse &= corner <= corner[_RAW_ROW]
+
+    available = np.array([not candidate.out_reason for candidate in item.candidates])
+    if goal.only_arm is not None:
+        available &= np.array([candidate.arm_id == goal.only_arm for candidate in item.candidates])
+    available[_RAW_ROW] = True
+    uppers = np.array([candidate.loss_upper_nats for candidate in item.candidates])
+    quality_ok = uppers <= goal.max_quality_loss_nats
+    quality_ok[_RAW_ROW] = True
+    losses = np.array([candidate.loss_mean_nats for candidate in item.candidates])[:, None, None, None]
+
+    variance = _log_variance(prediction, corrections.variance)
+    tail = rank
+    if goal.slo_percentile != 50.0:
+        spread = np.sqrt(variance + _log_variance(prediction, corrections.noise_variance))
+        tail = rank * np.exp(NormalDist().inv_cdf(goal.slo_percentile / 100) * spread)
+    meets = np.ones(shape, dtype=np.bool_)
+    if goal.slo_s is not None:
+        outside = goal.outside.a_s + goal.outside.b_s_per_byte * points.size
+        meets = tail + outside[None, :, None, None] <= goal.slo_s
+
+    cost = _cost(goal.objective, prediction, rank, losses, models.wire_share, factors)
+    allowed = np.broadcast_to((available & quality_ok)[:, None, None, None], shape).copy()
+    pinned = goal.only_arm is not None
+    if goal.objective is Objective.LATENCY and not pinned:
+        allowed &= never_worse
+    stable = prediction.rho < 1.0
+    for gate in (stable, meets):
+        passing = allowed & gate
+        allowed = np.where(passing.any(axis=0), passing, allowed)
+    # Nobody meets the SLO: the least violation, whatever the objective.
+    cost = np.where((allowed & meets & stable).any(axis=0), cost, tail)
+    winner, near = _choose(cost, allowed, losses, rank, incumbent)
+    if pinned:
+        wanted = np.flatnonzero((available & quality_ok)[1:]) + 1
+        winner = np.full_like(winner, wanted[0] if len(wanted) else _RAW_ROW)
+    units = np.zeros(shape, dtype=np.uint8)
+    if goal.explore_share > 0 and not pinned:
+        open_to_all = (available & quality_ok)[:, None, None, None]
+        units = _explore(rank, lower, variance, winner, open_to_all & (stable | ~stable.any(axis=0)))
+    return Evaluation(
+        prediction=prediction,
+        rank_s=rank,
+        tail_s=tail,
+        lower_s=lower,
+        cost=cost,
+        available=available,
+        quality_ok=quality_ok,
+        stable=stable,
+        never_worse=never_worse,
+        meets_slo=meets,
+        near=near,
+        winner=winner,
+        explore_units=units,
+    )
+
+
+def _cost(
+    objective: Objective, prediction: Prediction, rank: Array, losses: Array, wire_share: Array, factors: Array
+) -> Array:
+    if objective is Objective.QUALITY:
+        return np.broadcast_to(losses + _LOSS_SLACK_NATS, rank.shape)
+    wire_share = (wire_share * factors[:, STAGES.index(Stage.BYTES)])[:, None, None, None]
+    if objective is Objective.BYTES:
+        return np.broadcast_to(wire_share, rank.shape)
+    if objective is Objective.ENERGY:
+        # Relative only: estimated coefficients of a busy core and of network equipment, not measured here.
+        joules = _CODEC_WATTS * (prediction.encode_s + prediction.decode_s) + (
+            _WIRE_JOULES_PER_BYTE * wire_share * np.ones_like(prediction.wire_s)
+        )
+        return np.broadcast_to(joules, rank.shape)
+    return rank
+
+
+def _choose(
+    cost: Array, allowed: Mask, losses: Array, rank: Array, incumbent: NDArray[np.intp]
+) -> tuple[NDArray[np.intp], Mask]:
+    """Winner [S, B, L], and who was near it: least cost; within 3 % better quality, then the arm in use, then time."""
+    costs = np.where(allowed, cost, np.inf)
+    best = costs.min(axis=0)
+    near = costs <= NEAR * best
+    rows = np.arange(cost.shape[0])[:, None, None, None]
+    in_use = rows == incumbent[None]
+    settled = (near & in_use).any(axis=0)
+    near &= (costs <= SETTLED * best) | in_use | ~settled
+    near_losses = np.where(near, losses, np.inf)
+    least = near_losses.min(axis=0)
+    equal = near & (near_losses <= least * 1.1 + _LOSS_SLACK_NATS)
+    ranks = np.where(equal, rank, np.inf)
+    kept = equal & in_use & (ranks <= NEAR * ranks.min(axis=0))
+    equal = np.where(kept.any(axis=0), kept, equal)
+    return np.argmin(np.where(equal, rank, np.inf), axis=0), near
+
+
+def _log_variance(prediction: Prediction, variances: Array) -> Array:
+    """Variance of the log of the service time, to first order: each stage weighs by its part of the time."""
+    encode, wire, decode = prediction.encode_s, prediction.wire_s, prediction.decode_s
+    total = encode + wire + decode
+    by_stage = {stage: variances[:, index][:, None, None, None] for index, stage in enumerate(STAGES)}
+    return np.asarray(
+        (
+            encode**2 * by_stage[Stage.ENCODE]
+            + wire**2 * (by_stage[Stage.BYTES] + by_stage[Stage.WIRE])
+            + decode**2 * by_stage[Stage.DECODE]
+        )
+        / np.maximum(total, 1e-12) ** 2
+    )
+
+
+def _explore(rank: Array, lower: Array, variance: Array, winner: NDArray[np.intp], open_to: Mask) -> NDArray[np.uint8]:
+    """Parts of the exploration share, by each arm's chance to be faster than the winner.
+
+    A transfer's draw from these weights is a Thompson draw by probability matching; computing the chances instead of
+    sampling them keeps tables equal while evidence is equal. Chances count in powers of two, so that small news do not
+    make a new table.
+    """
+    best = np.take_along_axis(rank, winner[None], axis=0)
+    best_variance = np.take_along_axis(np.broadcast_to(variance, rank.shape), winner[None], axis=0)
+    rows = np.arange(rank.shape[0])[:, None, None, None]
+    open_to = open_to & (lower <= HOPELESS * rank[_RAW_ROW]) & (rows != winner[None])
+    if not open_to.any():
+        return np.zeros(rank.shape, dtype=np.uint8)
+    spread = np.sqrt(np.maximum(variance + best_variance, 1e-12))
+    chance = np.where(open_to, 2.0 * normal_cdf(np.log(best / rank) / spread), 0.0)
+    chance = np.where(chance >= 2 * _LEAST_CHANCE, chance, 0.0)
+    parts = EXPLORE_UNITS * chance / np.maximum(chance.sum(axis=0), 1.0)
+    exponent = np.floor(np.log2(np.maximum(parts, 1.0)))
+    return np.where(parts >= 1.0, np.exp2(exponent), 0.0).astype(np.uint8)

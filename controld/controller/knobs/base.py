@@ -1,0 +1,169 @@
+"""What every knob has in common: arms, a context, a prior cost model, a switch cost and a guard.
+
+Deciding, learning and explaining know nothing of KV or video. They see arms as rows of stage coefficients, a context as
+arrays of sizes, bandwidths and loads, and a prediction as arrays of seconds. A knob supplies the model in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+class Stage(StrEnum):
+    """The stages of a transfer whose predictions are corrected by what was observed."""
+
+    ENCODE = "encode"
+    BYTES = "bytes"
+    WIRE = "wire"
+    DECODE = "decode"
+
+
+STAGES = tuple(Stage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrections:
+    """What learning says of each arm and stage, as multipliers of the prior model. Each array has shape [arms, stages].
+
+    Args:
+        mean_log, variance: posterior of the log ratio observed / predicted.
+        noise_variance: spread of single observations around it.
+        observations: how many count, after discounting.
+    """
+
+    mean_log: Array
+    variance: Array
+    noise_variance: Array
+    observations: Array
+
+    @classmethod
+    def none(cls, arms: int, *, prior_variance: float = 0.0, noise_variance: float = 0.0) -> Corrections:
+        """Nothing learned: every ratio is 1."""
+        shape = (arms, len(STAGES))
+        return cls(
+            mean_log=np.zeros(shape),
+            variance=np.full(shape, prior_variance),
+            noise_variance=np.full(shape, noise_variance),
+            observations=np.zeros(shape),
+        )
+
+    def factors(self) -> Array:
+        """Posterior-mean multipliers: the mean of a log-normal, exp(mean + variance / 2)."""
+        return np.exp(self.mean_log + self.variance / 2)
+
+    def lower_factors(self, z: float) -> Array:
+        """Multipliers at `z` posterior standard deviations below the mean of the log."""
+        return np.exp(self.mean_log - z * np.sqrt(self.variance))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageModels:
+    """The arms of one service class as coefficients; each array has shape [arms].
+
+    Args:
+        encode_a_s, encode_b_s_per_byte, decode_a_s, decode_b_s_per_byte: affine seconds of one frame by raw bytes; an
+            arm that is not framed (raw) keeps its own overhead in the encode pair.
+        wire_share: wire bytes / raw bytes.
+        framed: whether the arm is cut into overlapping chunks.
+    """
+
+    encode_a_s: Array
+    encode_b_s_per_byte: Array
+    decode_a_s: Array
+    decode_b_s_per_byte: Array
+    wire_share: Array
+    framed: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.wire_share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Where predictions are wanted: the outer product of three axes.
+
+    Args:
+        sizes_bytes: shape [S], positive.
+        bandwidths_bytes_per_s: shape [B], positive; infinity is a wire that costs nothing.
+        loads: shape [L], raw bytes offered per second / bandwidth; not negative.
+    """
+
+    sizes_bytes: Array
+    bandwidths_bytes_per_s: Array
+    loads: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Seconds and loads of every arm in every context; shapes broadcast to [arms, S, B, L].
+
+    Args:
+        encode_s, wire_s, decode_s: work of each stage, summed over chunks.
+        service_s: from the first byte of work to the last acknowledgement.
+        work: offered work of each stage, shape [stages of the model, arms, S, B, L]; 1 is a stage that never rests.
+        rho: the largest of them, other classes' work included.
+        wait_s: expected wait before service; infinite where `rho` is at least 1.
+        total_s: wait and service.
+    """
+
+    encode_s: Array
+    wire_s: Array
+    decode_s: Array
+    service_s: Array
+    work: Array
+    rho: Array
+    wait_s: Array
+    total_s: Array
+
+
+class Knob(Protocol):
+    """A thing to turn, with the prior model of what turning it costs."""
+
+    @property
+    def name(self) -> str:
+        """Stable name, as shown in explanations."""
+        ...
+
+    @property
+    def work_stages(self) -> tuple[str, ...]:
+        """Names of the servers whose offered work `Prediction.work` holds, in its order."""
+        ...
+
+    @property
+    def switch_cost_s(self) -> float:
+        """Seconds that a change of arm costs the next transfer."""
+        ...
+
+    def predict(
+        self,
+        models: StageModels,
+        factors: Array,
+        context: Context,
+        *,
+        share: float = 1.0,
+        other_work: Array | None = None,
+    ) -> Prediction:
+        """Costs of every arm in every context.
+
+        Args:
+            factors: multipliers by arm and stage, shape [arms, stages].
+            share: this class's share of the offered bytes.
+            other_work: offered work of all other classes, shape [stages of the model, 1, S, B, L].
+        """
+        ...
+
+    def stage_seconds(
+        self, models: StageModels, arm: int, *, raw_bytes: float, wire_bytes: float, chunks: int, bandwidth: float
+    ) -> dict[Stage, float]:
+        """Uncorrected prediction of what one effect reports, stage by stage (`BYTES` in bytes), for learning.
+
+        A stage that the arm does not have, or that cannot be predicted (unknown bandwidth), is absent.
+        """
+        ...

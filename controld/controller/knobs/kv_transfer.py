@@ -1,0 +1,133 @@
+"""Cost model of one KV transfer between two machines.
+
+For V raw bytes cut into K chunks whose stages overlap, T = rtt + e1 + w1 + d1 + (K - 1) max(e1, w1, d1), where e1, w1
+and d1 are the seconds of one chunk of V / K bytes: encode `ae + be V/K`, wire `V/(K r B)`, decode `ad + bd V/K`. Raw
+bytes are not chunked: rtt + a + b V + V/B.
+
+Waiting is that of a queue with regular service (M/D/1): S rho / (2 (1 - rho)), S the mean service time. Each stage is a
+server; so is the connection itself where it carries one transfer at a time, as SGLang's worker for a peer does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from controld.controller.knobs.base import STAGES, Array, Context, Prediction, Stage, StageModels
+
+_ENCODE, _BYTES, _WIRE, _DECODE = (STAGES.index(s) for s in (Stage.ENCODE, Stage.BYTES, Stage.WIRE, Stage.DECODE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvTransfer:
+    """The knob "how is this transfer's KV coded".
+
+    Args:
+        chunk_bytes: raw bytes of one chunk in the plane; a transfer of V has ceil(V / chunk_bytes) chunks.
+        rtt_s: round trip paid once a transfer.
+        exclusive_connection: whether a peer's connection serves one transfer at a time.
+        switch_cost_s: seconds that a change of arm costs.
+    """
+
+    chunk_bytes: float = 4e6
+    rtt_s: float = 5e-4
+    exclusive_connection: bool = True
+    switch_cost_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return "kv_transfer"
+
+    @property
+    def work_stages(self) -> tuple[str, ...]:
+        return ("encode", "the link", "decode", "the connection")
+
+    def to_document(self) -> dict[str, Any]:
+        """The parameters, JSON-ready."""
+        return {
+            "chunk_bytes": self.chunk_bytes,
+            "rtt_s": self.rtt_s,
+            "exclusive_connection": self.exclusive_connection,
+            "switch_cost_s": self.switch_cost_s,
+        }
+
+    def predict(
+        self,
+        models: StageModels,
+        factors: Array,
+        context: Context,
+        *,
+        share: float = 1.0,
+        other_work: Array | None = None,
+    ) -> Prediction:
+        """See `Knob.predict`."""
+        size = context.sizes_bytes[None, :, None, None]
+        bandwidth = context.bandwidths_bytes_per_s[None, None, :, None]
+        load = context.loads[None, None, None, :]
+
+        def column(values: Array) -> Array:
+            return values[:, None, None, None]
+
+        framed = column(models.framed.astype(np.float64)) > 0
+        chunks = np.where(framed, np.maximum(np.ceil(size / self.chunk_bytes), 1.0), 1.0)
+        # What raw pays beside the wire is part of what its effects report as wire, so both take the wire's correction.
+        encode_factor = np.where(models.framed, factors[:, _ENCODE], factors[:, _WIRE])
+        encode = column(encode_factor) * (
+            chunks * column(models.encode_a_s) + size * column(models.encode_b_s_per_byte)
+        )
+        decode = column(factors[:, _DECODE]) * (
+            chunks * column(models.decode_a_s) + size * column(models.decode_b_s_per_byte)
+        )
+        wire = column(models.wire_share * factors[:, _BYTES] * factors[:, _WIRE]) * (size / bandwidth)
+        slowest = np.maximum(np.maximum(encode, wire), decode)
+        service = self.rtt_s + (encode + wire + decode + (chunks - 1.0) * slowest) / chunks
+
+        transfers_per_s = share * load * (bandwidth / size)
+        with np.errstate(invalid="ignore"):
+            stages = [encode, wire, decode, service if self.exclusive_connection else np.zeros_like(service)]
+            work = np.stack([np.broadcast_to(transfers_per_s * s, self._shape(models, context)) for s in stages])
+        # An infinite link offered a share of itself: only the corner of the grid without a wire asks for it, unloaded.
+        work = np.nan_to_num(work, nan=0.0, posinf=np.inf)
+        rho = np.max(work if other_work is None else work + other_work, axis=0)
+        stable = rho < 1.0
+        room = np.where(stable, 1.0 - rho, 1.0)
+        wait = np.where(stable, service * rho / (2.0 * room), np.inf)
+        return Prediction(
+            encode_s=encode,
+            wire_s=wire,
+            decode_s=decode,
+            service_s=service,
+            work=work,
+            rho=rho,
+            wait_s=wait,
+            total_s=wait + service,
+        )
+
+    def stage_seconds(
+        self, models: StageModels, arm: int, *, raw_bytes: float, wire_bytes: float, chunks: int, bandwidth: float
+    ) -> dict[Stage, float]:
+        """See `Knob.stage_seconds`."""
+        overhead = models.encode_a_s[arm] * max(chunks, 1) + models.encode_b_s_per_byte[arm] * raw_bytes
+        if not models.framed[arm]:
+            overhead = models.encode_a_s[arm] + models.encode_b_s_per_byte[arm] * raw_bytes
+            return {Stage.WIRE: float(overhead + raw_bytes / bandwidth)} if bandwidth > 0 else {}
+        decode = models.decode_a_s[arm] * max(chunks, 1) + models.decode_b_s_per_byte[arm] * raw_bytes
+        predicted = {
+            Stage.ENCODE: float(overhead),
+            Stage.BYTES: float(models.wire_share[arm] * raw_bytes),
+            Stage.DECODE: float(decode),
+        }
+        if bandwidth > 0:
+            predicted[Stage.WIRE] = wire_bytes / bandwidth
+        return predicted
+
+    @staticmethod
+    def _shape(models: StageModels, context: Context) -> tuple[int, int, int, int]:
+        return (
+            len(models),
+            len(context.sizes_bytes),
+            len(context.bandwidths_bytes_per_s),
+            len(context.loads),
+        )
