@@ -95,6 +95,13 @@ class Effects(Protocol):
         """The newest first, at most `limit`."""
         ...
 
+    async def after(self, position: int, limit: int) -> tuple[tuple[int, EffectRecord], ...]:
+        """Effects in the order in which they became durable, each with its position; only those after `position`.
+
+        Positions rise and are never used twice, so who remembers the last one reads on where it stopped.
+        """
+        ...
+
     async def counts(self, by: Sequence[EffectColumn], where: EffectFilter = ...) -> tuple[EffectCount, ...]:
         """Counts and bytes grouped by columns, largest count first."""
         ...

@@ -187,6 +187,19 @@ async def test_recent_effects_are_filtered_and_newest_first(store: Store) -> Non
     assert await store.effects.recent(9, EffectFilter(service_class="'; DROP TABLE effects; --")) == ()
 
 
+async def test_effects_are_read_on_from_a_position_in_the_order_of_their_durability(store: Store) -> None:
+    await store.effects.append("b", "i", [record(1, agent="b"), record(2, agent="b")], up_to_seq=2)
+    first = await store.effects.after(0, 10)
+    await store.effects.append("a", "i", [record(i) for i in range(1, 4)], up_to_seq=3)
+    await store.effects.append("a", "i", [record(3)], up_to_seq=3)
+    rest = await store.effects.after(first[-1][0], 2)
+    rest += await store.effects.after(rest[-1][0], 10)
+    assert [(r.agent_id, r.seq) for _, r in first + rest] == [("b", 1), ("b", 2), ("a", 1), ("a", 2), ("a", 3)]
+    positions = [position for position, _ in first + rest]
+    assert positions == sorted(set(positions))
+    assert await store.effects.after(positions[-1], 10) == ()
+
+
 async def test_effects_are_counted_by_what_one_asks(store: Store) -> None:
     values = [effect(arm_id="raw", raw_bytes=5), effect(arm_id="x", raw_bytes=7), effect(arm_id="x", raw_bytes=7)]
     await store.effects.append("a", "i", [record(i + 1, v) for i, v in enumerate(values)], up_to_seq=3)

@@ -77,6 +77,13 @@ class SqliteEffects:
         )
         return tuple(_record(row) for row in rows)
 
+    async def after(self, position: int, limit: int) -> tuple[tuple[int, EffectRecord], ...]:
+        columns = ", ".join((*_COLUMNS, "id"))
+        rows = await self._access.read(
+            f"SELECT {columns} FROM effects WHERE id > ? ORDER BY id LIMIT ?", (position, max(0, limit))
+        )
+        return tuple((row[-1], _record(row[:-1])) for row in rows)
+
     async def counts(self, by: Sequence[EffectColumn], where: EffectFilter = _EVERYTHING) -> tuple[EffectCount, ...]:
         condition, parameters = _where(where)
         columns = ", ".join(column.value for column in by)
