@@ -1,0 +1,62 @@
+"""Damage on purpose: how a test on the real pair shows that damage is found.
+
+`CONTROLD_PD_FAULT` is read once, in the receiver: `flip_byte:N` flips one byte of the N-th frame in its staging slot,
+`zero_decode` makes every decoded plane zero behind the checks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from torch import Tensor
+
+from controld.contract.errors import FieldError
+
+FAULT_VARIABLE: Final = "CONTROLD_PD_FAULT"
+_log = logging.getLogger(__name__)
+
+
+class Faults:
+    """What to damage; nothing by default.
+
+    Args:
+        flip_byte_in_frame: number of the frame to flip a byte in, from 1; 0 for none.
+        zero_decode: whether decoded planes become zero.
+    """
+
+    def __init__(self, *, flip_byte_in_frame: int = 0, zero_decode: bool = False) -> None:
+        self._flip_byte_in_frame = flip_byte_in_frame
+        self._zero_decode = zero_decode
+        self._frames = 0
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Faults:
+        """Read `CONTROLD_PD_FAULT`.
+
+        Raises:
+            FieldError: it names no known fault.
+        """
+        text = environment.get(FAULT_VARIABLE, "")
+        if not text:
+            return cls()
+        _log.warning("%s=%s: this server damages KV on purpose", FAULT_VARIABLE, text)
+        kind, _, number = text.partition(":")
+        if kind == "flip_byte" and number.isdigit():
+            return cls(flip_byte_in_frame=int(number))
+        if text == "zero_decode":
+            return cls(zero_decode=True)
+        raise FieldError(FAULT_VARIABLE, f"{text!r} is no fault", hint="flip_byte:N or zero_decode")
+
+    def spoil_staging(self, frame: Tensor) -> None:
+        """Called once for each frame that has arrived."""
+        self._frames += 1
+        if self._frames == self._flip_byte_in_frame:
+            frame[frame.numel() // 2] ^= 0xFF
+
+    def spoil_decoded(self, planes: Tensor | Sequence[Tensor]) -> None:
+        """Called once for each decoded frame."""
+        if self._zero_decode:
+            for plane in planes:
+                plane.zero_()

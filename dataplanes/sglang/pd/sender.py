@@ -1,0 +1,412 @@
+"""The prefill side: one arm for each transfer, coded where it can be, SGLang's own raw path everywhere else."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import numpy as np
+
+from controld.contract.clock import Clock
+from controld.contract.decision import DEFAULT_CLASS
+from dataplanes.kvcodec import KVCodec, KVLayout
+from dataplanes.sglang.pd.edge import Guarded
+from dataplanes.sglang.pd.lane import AckBook, Lane, Outcome, Piece, Target
+from dataplanes.sglang.pd.memory import Pages
+from dataplanes.sglang.pd.messages import Ack, Finish, Grant
+from dataplanes.sglang.pd.peers import Messenger, Peers
+from dataplanes.sglang.pd.ports import PlaneAgent
+from dataplanes.sglang.pd.receiver import Refusal
+from dataplanes.sglang.pd.requests import RequestBook, transfer_id_of
+from dataplanes.sglang.pd.shelf import CodecShelf
+from dataplanes.sglang.pd.staging import MARK_BYTES, cut_pages
+from dataplanes.sglang.pd.transfer import LINK_GROUP, TIER, RawReason, Transfer, WireSpan
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+_MAX_OPEN_TRANSFERS: Final = 10_000
+_LATE_S: Final = 0.002
+
+SendRaw = Callable[[Pages, Pages], int]
+"""SGLang's own path for these source and target pages; its status."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedChunk:
+    """What a worker knows of the chunk that it works on.
+
+    Args:
+        first_page: position of its first page among the pages that are sent for the request.
+        tokens: valid tokens in it, or None where SGLang does not say.
+        prefix_tokens: tokens of the request that the receiver already has.
+        enqueued_s: when SGLang handed it over; monotonic.
+    """
+
+    room: int
+    first_page: int
+    tokens: int | None
+    is_last: bool
+    prefix_tokens: int
+    enqueued_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderParts:
+    """What a sender works with.
+
+    Args:
+        layout, layout_digest: of our pool.
+        piece_bytes: raw size of a piece to aim at.
+        new_lane: makes a worker's pipeline; called once in each worker thread that needs one.
+    """
+
+    agent: PlaneAgent
+    clock: Clock
+    layout: KVLayout
+    layout_digest: bytes
+    shelf: CodecShelf
+    requests: RequestBook
+    peers: Peers
+    acks: AckBook
+    message: Messenger
+    new_lane: Callable[[], Lane]
+    piece_bytes: int
+
+
+@dataclass(slots=True)
+class _Offer:
+    service_class: str
+    raw_bytes: int
+    is_begun: bool = False
+
+
+class _Worker(threading.local):
+    chunk: QueuedChunk | None = None
+    lane: Lane | None = None
+    spans: list[WireSpan] | None = None
+
+
+class Sender:
+    """Sends chunks; called in SGLang's transfer workers, each of which handles the chunks of a transfer in order.
+
+    Nothing of ours is raised into a worker: an exception would end its thread, a non-zero status would blacklist the
+    receiver. What goes wrong on our side is logged, counted and sent raw.
+    """
+
+    def __init__(self, parts: SenderParts) -> None:
+        self._parts = parts
+        self._worker = _Worker()
+        self._transfers: OrderedDict[tuple[int, str], Transfer] = OrderedDict()
+        self._offers: OrderedDict[int, _Offer] = OrderedDict()
+        self._lock = threading.Lock()
+        self._writes_return_early = False
+
+    def offered(self, room: int, pages: int) -> None:
+        """SGLang queued a chunk of a request; the first one counts for the whole request. Scheduler's thread."""
+        with self._lock:
+            if room in self._offers:
+                return
+        parts = self._parts
+        facts = parts.requests.find(room)
+        if facts is None:
+            parts.agent.count("pd.request_unknown")
+        service_class = parts.agent.classify(
+            extra_key=facts.extra_key if facts else None, priority=facts.priority if facts else None
+        )
+        raw_bytes = self._page_bytes(facts.prompt_tokens if facts else pages * self._page_tokens)
+        forgotten = None
+        with self._lock:
+            self._offers[room] = _Offer(service_class, raw_bytes)
+            if len(self._offers) > _MAX_OPEN_TRANSFERS:
+                _, forgotten = self._offers.popitem(last=False)
+        parts.agent.offered(tier=TIER, link_group=LINK_GROUP, raw_bytes=raw_bytes, service_class=service_class)
+        if forgotten is not None:
+            self._withdraw(forgotten)
+
+    def begin_chunk(self, chunk: QueuedChunk | None) -> None:
+        """The worker takes a chunk; what it did before is over."""
+        before, self._worker.chunk = self._worker.chunk, chunk
+        if before is not None and before.is_last:
+            self._guarded(lambda: self._finish_room(before.room))
+
+    def send(self, session: str, source: Pages, target: Pages, *, refusal: str, send_raw: SendRaw) -> int:
+        """One chunk to one receiver.
+
+        Args:
+            session: the receiver's engine session.
+            source, target: pages, pairwise.
+            refusal: why this chunk must go raw whatever was drawn; empty where it need not.
+            send_raw: SGLang's own path.
+
+        Returns:
+            SGLang's status: zero unless its own raw path failed.
+        """
+        transfer = self._guarded(lambda: self._transfer_for(session, refusal))
+        if transfer is None:
+            return send_raw(source, target)
+        if transfer.abandoned:
+            return 0
+        start_s = self._parts.clock.monotonic_s()
+        if transfer.first_work_s is None:
+            transfer.first_work_s = start_s
+        status = 0
+        left: Sequence[tuple[Pages, Pages]] = ((source, target),)
+        if transfer.is_coded:
+            undelivered = self._guarded(lambda: self._send_coded(transfer, source, target))
+            if undelivered is None:
+                transfer.fall_back(RawReason.EXCEPTION)
+            else:
+                left = [(piece.source_pages, piece.target_pages) for piece in undelivered]
+        if left:
+            status = self._send_raw(transfer, left, send_raw)
+        transfer.active_s += self._parts.clock.monotonic_s() - start_s
+        transfer.tokens += self._valid_tokens(len(source))
+        transfer.failed = transfer.failed or status != 0
+        if transfer.failed:
+            self._guarded(lambda: self._finish(transfer))
+        return status
+
+    def note_engine_write(self, start_s: float, end_s: float, size_bytes: int) -> None:
+        """The engine wrote KV for this thread's chunk and says that the bytes have arrived."""
+        if self._worker.spans is not None:
+            self._worker.spans.append(WireSpan(start_s, end_s, size_bytes))
+
+    def on_ack(self, ack: Ack) -> None:
+        """A receiver answered for a chunk."""
+        if not self._parts.acks.deliver(ack):
+            self._parts.agent.count("pd.ack_unawaited")
+
+    def on_grant(self, grant: Grant) -> None:
+        """A receiver lends slots."""
+        self._parts.peers.take_grant(grant)
+
+    def _transfer_for(self, session: str, refusal: str) -> Transfer | None:
+        chunk = self._worker.chunk
+        if chunk is None:
+            self._parts.agent.count("pd.chunk_unknown")
+            return None
+        with self._lock:
+            transfer = self._transfers.get((chunk.room, session))
+        if transfer is None:
+            transfer = self._draw(chunk, session)
+            with self._lock:
+                self._transfers[chunk.room, session] = transfer
+                if len(self._transfers) > _MAX_OPEN_TRANSFERS:
+                    self._transfers.popitem(last=False)
+                    self._parts.agent.count("pd.transfer_forgotten")
+        if transfer.is_coded and refusal:
+            transfer.fall_back(refusal)
+        return transfer
+
+    def _draw(self, chunk: QueuedChunk, session: str) -> Transfer:
+        parts = self._parts
+        facts = parts.requests.find(chunk.room)
+        with self._lock:
+            offer = self._offers.get(chunk.room)
+            if offer is not None:
+                offer.is_begun = True
+        service_class = offer.service_class if offer else DEFAULT_CLASS
+        transfer_id = transfer_id_of(facts, room=chunk.room, receiver=session)
+        tokens = facts.prompt_tokens - chunk.prefix_tokens if facts else chunk.tokens or 0
+        expected_bytes = self._page_bytes(tokens)
+        draw = parts.agent.draw(
+            transfer_id=transfer_id,
+            service_class=service_class,
+            raw_bytes=expected_bytes,
+            tier=TIER,
+            link_group=LINK_GROUP,
+        )
+        return Transfer(
+            transfer_id=transfer_id,
+            room=chunk.room,
+            session=session,
+            service_class=service_class,
+            expected_bytes=expected_bytes,
+            arm=draw.drawn.arm,
+            table_version=draw.drawn.table_version,
+            explored=draw.drawn.explored,
+            bandwidth_bytes_per_s=draw.bandwidth_bytes_per_s,
+            load=draw.load,
+            enqueued_s=chunk.enqueued_s,
+        )
+
+    def _send_coded(self, transfer: Transfer, source: Pages, target: Pages) -> Sequence[Piece]:
+        """Send what can be sent coded; the pieces that were not delivered."""
+        pieces = self._cut(source, target, self._parts.layout.page_tokens)
+        ready = self._prepare(transfer)
+        if isinstance(ready, RawReason):
+            transfer.fall_back(ready)
+            return pieces
+        codec, where = ready
+        lane = self._lane()
+        piece_tokens = self._piece_tokens(codec)
+        if codec.max_frame_bytes(piece_tokens) + MARK_BYTES > min(lane.area.slot_bytes, where.grant.slot_bytes):
+            transfer.fall_back(RawReason.FRAME_TOO_LARGE)
+            return pieces
+        outcome = lane.send(codec, where, self._cut(source, target, piece_tokens))
+        self._account(transfer, outcome)
+        return () if transfer.abandoned else outcome.undelivered
+
+    def _prepare(self, transfer: Transfer) -> tuple[KVCodec, Target] | RawReason:
+        parts = self._parts
+        found = parts.peers.find(transfer.session)
+        if found is None:
+            return RawReason.NO_CAPABILITY
+        endpoint, capability = found
+        if capability.layout_digest != parts.layout_digest:
+            return RawReason.LAYOUT
+        assert transfer.arm.configuration is not None
+        codec = parts.shelf.find(transfer.arm.configuration)
+        if codec is None:
+            return RawReason.CODEC_NOT_READY
+        grant = parts.peers.grant(transfer.session)
+        if grant is None:
+            return RawReason.NO_SLOTS
+        return codec, Target(transfer.session, endpoint, grant, transfer.room, transfer.transfer_id)
+
+    def _cut(self, source: Pages, target: Pages, piece_tokens: int) -> list[Piece]:
+        chunk = self._worker.chunk
+        assert chunk is not None
+        first_token = chunk.prefix_tokens + chunk.first_page * self._page_tokens
+        cuts = cut_pages(
+            len(source),
+            self._valid_tokens(len(source)),
+            first_token=first_token,
+            page_tokens=self._page_tokens,
+            piece_tokens=piece_tokens,
+        )
+        return [
+            Piece(source[start:end], target[start:end], tokens, first_token + start * self._page_tokens)
+            for start, end, tokens in cuts
+        ]
+
+    def _account(self, transfer: Transfer, outcome: Outcome) -> None:
+        for piece in outcome.delivered:
+            transfer.chunks += 1
+            transfer.coded_chunks += 1
+            transfer.raw_bytes += self._page_bytes(piece.tokens)
+            transfer.wire_bytes += piece.frame_bytes
+            transfer.encode_s += piece.encode_s
+            transfer.decode_s += piece.decode_s
+            if piece.span is not None:
+                self._observe(transfer, piece.span)
+            if piece.late_s > _LATE_S and not self._writes_return_early:
+                self._writes_return_early = True
+                self._parts.agent.count("pd.engine_returns_early")
+                _log.warning(
+                    "the engine's writes return before the bytes are there: raw sends tell nothing of the wire"
+                )
+        # Bytes of refused frames went over the wire, too.
+        transfer.wire_bytes += sum(piece.frame_bytes for piece in outcome.undelivered if piece.write_start_s)
+        transfer.encode_s += sum(piece.encode_s for piece in outcome.undelivered)
+        if outcome.reason:
+            transfer.nacked = transfer.nacked or outcome.nacked
+            transfer.fall_back(outcome.reason)
+            transfer.abandoned = outcome.reason == f"{RawReason.NACK}:{Refusal.ROOM_GONE}"
+            if not outcome.nacked:
+                self._parts.peers.drop_grant(transfer.session)
+
+    def _send_raw(self, transfer: Transfer, left: Sequence[tuple[Pages, Pages]], send_raw: SendRaw) -> int:
+        source = np.concatenate([pages for pages, _ in left])
+        target = np.concatenate([pages for _, pages in left])
+        self._worker.spans = []
+        start_s = self._parts.clock.monotonic_s()
+        try:
+            status = send_raw(source, target)
+        finally:
+            recorded, self._worker.spans = self._worker.spans, None
+        size_bytes = self._page_bytes(len(source) * self._page_tokens)
+        # Where SGLang writes from threads of its own, the whole call is the span.
+        spans = recorded or [WireSpan(start_s, self._parts.clock.monotonic_s(), size_bytes)]
+        if status == 0:
+            transfer.chunks += 1
+            transfer.raw_bytes += size_bytes
+            transfer.wire_bytes += size_bytes
+            for span in spans:
+                self._observe(transfer, span, is_raw=True)
+        return status
+
+    def _observe(self, transfer: Transfer, span: WireSpan, *, is_raw: bool = False) -> None:
+        transfer.spans.append(span)
+        if not (is_raw and self._writes_return_early):
+            self._parts.agent.observe_wire(
+                tier=TIER,
+                link_group=LINK_GROUP,
+                start_s=span.start_s,
+                end_s=span.end_s,
+                wire_bytes=span.wire_bytes,
+                service_class=transfer.service_class,
+            )
+
+    def _finish_room(self, room: int) -> None:
+        with self._lock:
+            finished = [transfer for (of_room, _), transfer in self._transfers.items() if of_room == room]
+            offer = self._offers.pop(room, None)
+        for transfer in finished:
+            self._finish(transfer)
+        if offer is not None and not offer.is_begun:
+            self._withdraw(offer)
+        self._parts.requests.forget(room)
+
+    def _withdraw(self, offer: _Offer) -> None:
+        if not offer.is_begun:
+            self._parts.agent.withdrawn(
+                tier=TIER, link_group=LINK_GROUP, raw_bytes=offer.raw_bytes, service_class=offer.service_class
+            )
+
+    def _finish(self, transfer: Transfer) -> None:
+        with self._lock:
+            if self._transfers.pop((transfer.room, transfer.session), None) is None:
+                return
+        effect = transfer.to_effect(finished_unix_s=self._parts.clock.unix_s())
+        self._parts.agent.count(f"pd.{effect.path.value}")
+        if effect.reason:
+            self._parts.agent.count(f"pd.raw.{effect.reason}")
+        found = self._parts.peers.find(transfer.session)
+        if transfer.coded_chunks and found is not None:
+            finish = Finish(
+                transfer_id=transfer.transfer_id,
+                arm_id=effect.arm_id,
+                service_class=effect.service_class,
+                link_group=effect.link_group,
+                path=effect.path.value,
+                reason=effect.reason,
+                table_version=effect.table_version,
+                explored=effect.explored,
+            )
+            self._parts.message(found[0], finish.to_frames())
+        self._parts.agent.report(effect)
+
+    def _lane(self) -> Lane:
+        if self._worker.lane is None:
+            self._worker.lane = self._parts.new_lane()
+        return self._worker.lane
+
+    @property
+    def _page_tokens(self) -> int:
+        return self._parts.layout.page_tokens
+
+    def _page_bytes(self, tokens: int) -> int:
+        """Raw bytes of the pages that hold so many tokens: what SGLang's raw path puts on the wire."""
+        pages = -(-max(0, tokens) // self._page_tokens)
+        return self._parts.layout.raw_bytes(pages * self._page_tokens)
+
+    def _piece_tokens(self, codec: KVCodec) -> int:
+        unit = codec.chunk_alignment_tokens
+        return unit * max(1, round(self._parts.piece_bytes / self._parts.layout.raw_bytes(unit)))
+
+    def _valid_tokens(self, pages: int) -> int:
+        chunk = self._worker.chunk
+        in_pages = pages * self._page_tokens
+        return in_pages if chunk is None or chunk.tokens is None else min(chunk.tokens, in_pages)
+
+    def _guarded(self, work: Callable[[], _Result]) -> _Result | None:
+        """The edge between our code and SGLang's threads."""
+        with Guarded(self._parts.agent, "the PD plane failed; this goes raw"):
+            return work()
+        return None
