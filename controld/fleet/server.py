@@ -25,7 +25,7 @@ from controld.contract.trial import TrialOutcome, TrialTask
 from controld.fleet.audit import FleetAudit
 from controld.fleet.errors import FleetError, RejectError
 from controld.fleet.identity import AgentIdentity, identity_from_hello
-from controld.fleet.published import Published, Selector, resources_json, sized_resources
+from controld.fleet.published import Published, Selector, SizedResource, resources_json, sized_resources
 from controld.fleet.registry import AgentEntry, Registry
 from controld.fleet.session import AgentSession
 from controld.fleet.stream import AgentStream, StreamContext
@@ -178,8 +178,8 @@ class FleetServer(FleetServicer):
             StoreError: it could not be kept; nothing was pushed.
             FleetError, FieldError: a resource cannot be sent.
         """
-        sized = sized_resources(resources)
-        document = resources_json(sized)
+        # Many or large tables take a while to convert; streams must not wait for it.
+        sized, document = await asyncio.to_thread(_prepare, resources)
         async with self._publishing:
             number = await self._append_version(selector, policy_generation, document, explanations_json)
             published = Published(number, policy_generation, sized)
@@ -343,6 +343,11 @@ class FleetServer(FleetServicer):
 
     def _view(self, entry: AgentEntry) -> AgentSession:
         return entry.view(self.clock.monotonic_s(), self.last_version)
+
+
+def _prepare(resources: Sequence[Resource]) -> tuple[tuple[SizedResource, ...], str]:
+    sized = sized_resources(resources)
+    return sized, resources_json(sized)
 
 
 def _selector(identity: AgentIdentity) -> Selector:

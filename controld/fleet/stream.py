@@ -81,8 +81,11 @@ class AgentStream:
         if self._drain is None:
             self._drain = pb.Drain(reason=reason, reconnect_after_s=reconnect_after_s)
             self._wake.set()
-            if self._sender is not None:
-                asyncio.get_running_loop().call_later(DRAIN_S, self._sender.cancel)
+            asyncio.get_running_loop().call_later(DRAIN_S, self._cut_off)
+
+    def _cut_off(self) -> None:
+        if self._sender is not None:
+            self._sender.cancel()
 
     def send_trial(self, message: pb.ControlMessage) -> None:
         """Queue a trial's request or cancellation."""

@@ -1,0 +1,210 @@
+"""Who may attach, who replaces whom, and what an operator sees of it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from controld.contract.configuration import Configuration
+from controld.contract.rpc import fleet_pb2 as pb
+from controld.contract.trial import TrialTask
+from controld.fleet.errors import FleetError
+from controld.store.records import AuditEvent
+
+NOW_UNIX_S = 1_700_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "field"),
+    [
+        ({"protocol_version": 2}, "hello.protocol", "hello.protocol_version"),
+        ({"protocol_version": 0}, "hello.protocol", "hello.protocol_version"),
+        ({"agent_id": ""}, "hello.field", "hello.agent_id"),
+        ({"kind": "x" * 300}, "hello.field", "hello.kind"),
+        ({"role": "a\x00b"}, "hello.field", "hello.role"),
+        ({"started_unix_s": math.nan}, "hello.field", "hello.started_unix_s"),
+        ({"started_unix_s": math.inf}, "hello.field", "hello.started_unix_s"),
+        ({"started_unix_s": 4e9}, "hello.field", "hello.started_unix_s"),
+        ({"model": pb.Model(kv_bytes_per_token=2**64 - 64)}, "hello.field", "hello.model.kv_bytes_per_token"),
+        ({"capabilities": pb.Capabilities(tiers=["y" * 300])}, "hello.field", "hello.capabilities.tiers[0]"),
+    ],
+)
+async def test_a_bad_hello_is_rejected_by_field(server, connect, changes, code, field) -> None:
+    agent = await connect(**changes)
+    reject = await agent.expect("reject")
+    assert reject.code == code and field in reject.reason
+    assert await agent.receive() == (None, None)
+    assert server[0].sessions(include_gone=True) == ()
+
+
+async def test_the_first_message_must_be_hello(connect) -> None:
+    agent = await connect(raw=True)
+    await agent.telemetry(attached=True)
+    assert (await agent.expect("reject")).code == "hello.missing"
+
+
+async def test_a_stream_that_says_nothing_is_ended(start_server, connect) -> None:
+    _, address = await start_server(hello_timeout_s=0.05)
+    agent = await connect(raw=True, address=address)
+    assert (await agent.expect("reject")).code == "hello.timeout"
+
+
+async def test_a_newer_instance_replaces_the_older_one(server, connect, eventually, heard) -> None:
+    fleet, _ = server
+    old = await connect("p0", "old", started_unix_s=NOW_UNIX_S)
+    await old.expect("welcome")
+    await old.telemetry(attached=True)
+    await eventually(lambda: fleet.sessions()[0].attached)
+    new = await connect("p0", "new", started_unix_s=NOW_UNIX_S + 1)
+    await new.expect("welcome")
+    assert "replaced" in (await old.expect("drain")).reason
+    assert await old.receive() == (None, None)
+    (session,) = fleet.sessions()
+    assert session.identity.instance_id == "new" and not session.attached
+    zombie = await connect("p0", "old", started_unix_s=NOW_UNIX_S)
+    assert (await zombie.expect("reject")).code == "hello.fenced"
+    assert [s.connected for s in heard.sessions] == [True, True], "the replaced one does not count as a loss"
+    await new.telemetry(attached=True)
+    await eventually(lambda: fleet.sessions()[0].attached)
+
+
+async def test_the_same_instance_may_reconnect_while_its_old_stream_lingers(server, connect, eventually) -> None:
+    first = await connect()
+    await first.expect("welcome")
+    second = await connect()
+    await second.expect("welcome")
+    assert (await first.expect("drain")).reason
+    assert await first.receive() == (None, None)
+    await second.telemetry(attached=True)
+    await eventually(lambda: server[0].sessions()[0].attached)
+
+
+async def test_an_agent_is_attached_only_while_it_says_so(server, connect, eventually, heard) -> None:
+    fleet, _ = server
+    agent = await connect()
+    await agent.expect("welcome")
+    assert not fleet.sessions()[0].attached
+    assert "not said yet" in fleet.sessions()[0].not_attached_reason
+    await agent.telemetry(attached=False, attach_reason="signature of KVManager changed")
+    await eventually(lambda: "signature" in fleet.sessions()[0].not_attached_reason)
+    await agent.telemetry(attached=False)
+    await eventually(lambda: "no reason" in fleet.sessions()[0].not_attached_reason)
+    await agent.telemetry(attached=True, links=[pb.LinkEstimate(tier="pd", link_group="default", transfers=3)])
+    await eventually(lambda: fleet.sessions()[0].attached)
+    assert fleet.sessions()[0].telemetry.links[0].transfers == 3
+    await agent.close()
+    await eventually(lambda: not fleet.sessions())
+    (gone,) = fleet.sessions(include_gone=True)
+    assert not gone.connected and not gone.attached and gone.not_attached_reason == "not connected"
+    await eventually(lambda: [s.connected for s in heard.sessions] == [True, False])
+
+
+@pytest.mark.parametrize(
+    ("telemetry", "field"),
+    [
+        (pb.Telemetry(lease_left_s=math.nan), "telemetry.lease_left_s"),
+        (pb.Telemetry(applied_version=2**63), "telemetry.applied_version"),
+        (
+            pb.Telemetry(links=[pb.LinkEstimate(tier="pd", link_group="d", bandwidth_bytes_per_s=-1.0)]),
+            "link_estimate.bandwidth_bytes_per_s",
+        ),
+        (
+            pb.Telemetry(links=[pb.LinkEstimate(tier="pd", link_group="d", backlog_bytes=2**64 - 1)]),
+            "telemetry.links[].backlog_bytes",
+        ),
+    ],
+)
+async def test_malformed_telemetry_is_counted_by_field_and_changes_nothing(
+    server, connect, eventually, heard, telemetry, field
+) -> None:
+    agent = await connect()
+    await agent.expect("welcome")
+    telemetry.attached = True
+    await agent.send(pb.AgentMessage(telemetry=telemetry))
+    await eventually(lambda: server[0].sessions()[0].counters.get(f"telemetry_refused.{field}") == 1)
+    assert not server[0].sessions()[0].attached and not heard.telemetry
+
+
+async def test_unknown_kinds_of_message_are_tolerated(server, connect, eventually) -> None:
+    agent = await connect()
+    await agent.expect("welcome")
+    # Field 99 of a later release, then something we know.
+    await agent.send(pb.AgentMessage.FromString(b"\x9a\x06\x03abc"))
+    await agent.telemetry(attached=True)
+    await eventually(lambda: server[0].sessions()[0].attached)
+    assert server[0].sessions()[0].counters["messages_unknown"] == 1
+
+
+async def test_trials_go_to_the_worker_and_come_back(server, connect, heard, eventually) -> None:
+    fleet, _ = server
+    task = TrialTask(
+        study_id="s",
+        trial_id="t",
+        workload="dialogue",
+        lossy=Configuration({"key_levels": 16}),
+        coders=("zstd",),
+        prompt_tokens=(256,),
+        segments_per_length=2,
+    )
+    with pytest.raises(FleetError) as caught:
+        fleet.request_trial("w0", task)
+    assert caught.value.code == "fleet.not_connected"
+    worker = await connect("w0", role="profiler")
+    await worker.expect("welcome")
+    fleet.request_trial("w0", task)
+    fleet.cancel_trial("w0", "s")
+    assert (await worker.expect("trial_request")).lossy_json == '{"key_levels":16}'
+    assert (await worker.expect("trial_cancel")).trial_id == ""
+    loss = pb.SegmentLoss(prompt_tokens=256, segment=0, loss_nats=math.nan, top1_agreement=1.0)
+    result = pb.TrialResult(study_id="s", trial_id="t", status="measured", losses=[loss])
+    await worker.send(pb.AgentMessage(trial_result=result))
+    result.losses[0].loss_nats = 0.25
+    await worker.send(pb.AgentMessage(trial_result=result))
+    await eventually(lambda: len(heard.trials) == 1)
+    assert heard.trials[0].losses[0].loss_nats == 0.25
+    assert fleet.sessions()[0].counters["trial_results_refused.segment_loss.loss_nats"] == 1
+
+
+async def test_agents_are_told_when_the_daemon_stops(server, connect) -> None:
+    fleet, _ = server
+    agent = await connect()
+    await agent.expect("welcome")
+    await fleet.stop(2.0)
+    drain = await agent.expect("drain")
+    assert drain.reconnect_after_s > 0
+    assert await agent.receive() == (None, None)
+
+
+async def test_one_audit_event_for_each_distinct_refusal(
+    start_server, connect, selector, resources, store, eventually
+) -> None:
+    fleet, address = await start_server()
+    await fleet.publish(selector, resources, policy_generation=1)
+    agent = await connect(address=address)
+    await agent.expect("welcome")
+    for error in ("same", "same"):
+        await agent.nack(await agent.expect("snapshot"), error)
+    await eventually(lambda: fleet.sessions()[0].counters.get("nacks") == 2)
+    await fleet.audit.flush()
+    refused = await store.audit.recent(10, AuditEvent.SNAPSHOT_REFUSED)
+    assert [json.loads(r.document)["error"] for r in refused] == ["same"]
+
+
+async def test_two_servers_cannot_share_a_port(start_server, store) -> None:
+    from controld.fleet import FleetServer
+
+    first = FleetServer(store)
+    (address,) = await first.start(["127.0.0.1:0"])
+    assert not address.endswith(":0")
+    second = FleetServer(store)
+    try:
+        with pytest.raises(FleetError) as caught:
+            await second.start([address])
+        assert caught.value.code == "fleet.address"
+        with pytest.raises(FleetError, match="not a directory"):
+            await second.start(["unix:///no/such/place/f.sock"])
+    finally:
+        await second.stop()
+        await first.stop(0.1)
