@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from typing import Self
 
 from controld.contract.errors import ControldError
 from dataplanes.sglang import cpu_support
+from dataplanes.sglang.link import ShapedLink
 
 # One page of SmolLM2 is 64 tokens x 3 heads x 64 values x 2 bytes = 24,576 bytes in each of its 60 layer buffers.
 DEFAULT_PAGE_TOKENS = 64
@@ -116,6 +118,15 @@ class PairSettings:
     decode_environment: Mapping[str, str] = field(default_factory=dict)
     ready_deadline_s: float = 240.0
 
+    def over_link(self, link: ShapedLink) -> Self:
+        """The same pair with the prefill server at the far end of `link`, which must be up."""
+        return replace(
+            self,
+            prefill_host=link.inside_address,
+            decode_host=link.outside_address,
+            prefill_prefix=tuple(link.inside),
+        )
+
 
 def server_command(settings: ServerSettings, role: Role, *, host: str, port: int, bootstrap_port: int) -> list[str]:
     """Command line of one SGLang server."""
@@ -160,6 +171,9 @@ def server_environment(
         "HOST_IP": host,
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "120",
         "MC_TRANSFER_TIMEOUT": str(settings.transfer_timeout_s),
+        # A write that Mooncake reports as done has then been applied at the peer, which is what lets a message sent
+        # afterwards speak of it. Its older framing ("1") reports at once what still sits in the socket's buffer.
+        "MC_TCP_PROTO": "2",
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         # Waiting worker threads must not spin: codec threads share the cores.
