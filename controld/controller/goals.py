@@ -118,6 +118,31 @@ def raw_candidate(overhead: StageTime, corrections: tuple[StageCorrection, ...] 
     )
 
 
+def profile_candidate(
+    profile: Profile,
+    sender_hardware: str,
+    receiver_hardware: str,
+    *,
+    corrections: tuple[StageCorrection, ...] | None = None,
+    out_reason: str = "",
+) -> Candidate:
+    """A profile as an arm of a plane with this hardware; without corrections, the priors'."""
+    foreign = is_foreign(profile, sender_hardware, receiver_hardware)
+    return Candidate(
+        arm_id=profile.arm_id,
+        label=describe_configuration(profile.configuration),
+        configuration=profile.configuration,
+        loss_mean_nats=profile.loss_mean_nats,
+        loss_upper_nats=profile.loss_upper_nats,
+        wire_share=profile.bytes_objective,
+        encode=profile.encode,
+        decode=profile.decode,
+        corrections=corrections or prior_corrections(foreign=foreign),
+        foreign=foreign,
+        out_reason=out_reason,
+    )
+
+
 def describe_configuration(configuration: Configuration) -> str:
     """Words as they are, numbers with their names, nothing for "none": `hadamard entropy group_size=64`."""
     words = [str(value) for value in configuration.values() if isinstance(value, str) and value != "none"]
@@ -202,19 +227,12 @@ class TableRequest:
                 continue
             if any(candidate.arm_id == profile.arm_id for candidate in candidates):
                 raise FieldError("table_request.profiles", f"{profile.arm_id} comes twice for {goal.workload}")
-            foreign = is_foreign(profile, self.sender_hardware, self.receiver_hardware)
             candidates.append(
-                Candidate(
-                    arm_id=profile.arm_id,
-                    label=describe_configuration(profile.configuration),
-                    configuration=profile.configuration,
-                    loss_mean_nats=profile.loss_mean_nats,
-                    loss_upper_nats=profile.loss_upper_nats,
-                    wire_share=profile.bytes_objective,
-                    encode=profile.encode,
-                    decode=profile.decode,
-                    foreign=foreign,
-                    corrections=self.corrections.get(profile.arm_id) or prior_corrections(foreign=foreign),
+                profile_candidate(
+                    profile,
+                    self.sender_hardware,
+                    self.receiver_hardware,
+                    corrections=self.corrections.get(profile.arm_id),
                     out_reason=self.pins.reason(profile.arm_id, goal.name),
                 )
             )

@@ -33,7 +33,7 @@ class StagePrior:
 LOCAL_PRIORS = {
     Stage.ENCODE: StagePrior(0.15**2, 0.25**2),
     Stage.BYTES: StagePrior(0.02**2, 0.05**2),
-    Stage.WIRE: StagePrior(0.10**2, 0.30**2),
+    Stage.WIRE: StagePrior(0.20**2, 0.25**2),
     Stage.DECODE: StagePrior(0.15**2, 0.25**2),
 }
 """Times measured on this hardware, in an idle process."""

@@ -1,0 +1,329 @@
+"""Learning from effects: posteriors by arm and stage, and what of the feedback is believed.
+
+Only the sender's half of a verified transfer teaches. Everything else changes nothing and is counted by reason.
+Refusals and fall-backs teach no times; repeated, they take the arm out of use.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from controld.candidates.profile import Profile, StageTime
+from controld.contract.decision import DEFAULT_CLASS, RAW
+from controld.contract.effect import Effect, Half, Path, Verdict
+from controld.contract.errors import FieldError
+from controld.controller.faults import FaultLedger
+from controld.controller.goals import RAW_OVERHEAD, ClassGoal, ClassInput, profile_candidate, raw_candidate
+from controld.controller.guard import PinBoard
+from controld.controller.knobs.base import STAGES, Knob, Stage
+from controld.controller.posterior import (
+    FOREIGN_PRIORS,
+    LOCAL_PRIORS,
+    LogRatioPosterior,
+    StageCorrection,
+    StagePrior,
+)
+
+_FORMAT = 1
+_REMEMBERED_TRANSFERS = 512
+_LATE_S = 600.0
+_AHEAD_S = 60.0
+_LARGEST_LOG = math.log(1000.0)
+_POOL_CAP = 16.0
+_POOL_DOUBT = 8.0
+
+
+class Feedback(StrEnum):
+    """What was made of an effect."""
+
+    LEARNED = "learned"
+    FAULT = "fault"
+    RECEIVER_HALF = "receiver_half"
+    NOT_VERIFIED = "not_verified"
+    UNLEARNED_CLASS = "unlearned_class"
+    FELL_BACK = "fell_back"
+    EMPTY = "empty"
+    MALFORMED = "malformed"
+    IMPLAUSIBLE = "implausible"
+    LATE = "late"
+    DUPLICATE = "duplicate"
+    ORPHAN = "orphan"
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownArm:
+    """What predictions are made from, and where its posteriors start."""
+
+    basis: str
+    foreign: bool
+    item: ClassInput
+    row: int
+
+
+@dataclass(slots=True)
+class _ArmState:
+    basis: str
+    stages: dict[Stage, LogRatioPosterior] = field(default_factory=dict)
+    faults: FaultLedger = field(default_factory=FaultLedger)
+
+
+class Learner:
+    """What is learned of one table's arms. Not thread-safe; the caller passes time in and stores `to_json`.
+
+    Args:
+        tier, link_group: of the table; effects of another one are orphans.
+        knob: the cost model that effects are compared with.
+    """
+
+    def __init__(self, tier: str, link_group: str, knob: Knob) -> None:
+        self.tier = tier
+        self.link_group = link_group
+        self._knob = knob
+        self._known: dict[str, _KnownArm] = {}
+        self._unlearned_classes: frozenset[str] = frozenset()
+        self._arms: dict[str, _ArmState] = {}
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self.counters: dict[Feedback, int] = dict.fromkeys(Feedback, 0)
+        self.evidence = 0
+
+    def set_candidates(
+        self,
+        profiles: Iterable[Profile],
+        *,
+        raw_overhead: StageTime = RAW_OVERHEAD,
+        sender_hardware: str = "",
+        receiver_hardware: str = "",
+        unlearned_classes: Iterable[str] = (),
+    ) -> None:
+        """Name the arms that there are. An arm whose profile is another one than before starts fresh.
+
+        A configuration that several workloads share is one arm here: its times and ratio come from the newest profile.
+
+        Args:
+            unlearned_classes: classes whose transfers teach no times; their refusals and fall-backs count all the same.
+        """
+        self._unlearned_classes = frozenset(unlearned_classes)
+        newest: dict[str, Profile] = {}
+        for profile in sorted(profiles, key=lambda p: (p.measured_unix_s, p.workload)):
+            newest[profile.arm_id] = profile
+        goal = ClassGoal(name=DEFAULT_CLASS, workload="")
+        coded = [
+            profile_candidate(profile, sender_hardware, receiver_hardware) for _, profile in sorted(newest.items())
+        ]
+        item = ClassInput(goal, (raw_candidate(raw_overhead), *coded))
+        self._known = {
+            candidate.arm_id: _KnownArm(
+                basis=f"{_numbers(candidate.encode)}/{_numbers(candidate.decode)}/{candidate.wire_share!r}",
+                foreign=candidate.foreign,
+                item=item,
+                row=row,
+            )
+            for row, candidate in enumerate(item.candidates)
+        }
+        self._drop_other_bases()
+
+    def observe(self, effect: Effect, now_unix_s: float) -> Feedback:
+        """Learn from one effect, or say why not."""
+        feedback = self._observe(effect, now_unix_s)
+        self.counters[feedback] += 1
+        return feedback
+
+    def corrections(self, now_unix_s: float) -> dict[str, tuple[StageCorrection, ...]]:
+        """Each known arm's corrections, in the order of `STAGES`: as `TableRequest.corrections` wants them."""
+        pooled = {stage: self._pooled(stage, now_unix_s) for stage in STAGES}
+        return {
+            arm_id: tuple(
+                self._posterior(arm_id, stage).correction(now_unix_s, 0.0 if arm_id == RAW else pooled[stage])
+                for stage in STAGES
+            )
+            for arm_id in self._known
+        }
+
+    def pins(self, now_unix_s: float) -> PinBoard:
+        """Arms that are out of use because their frames were refused or fell back, again and again."""
+        pins = (state.faults.pin(arm_id) for arm_id, state in sorted(self._arms.items()) if arm_id in self._known)
+        return PinBoard(tuple(pin for pin in pins if pin is not None)).at(now_unix_s)
+
+    def unpin(self, arm_id: str) -> bool:
+        """Forget an arm's faults; whether there were any."""
+        state = self._arms.get(arm_id)
+        if state is None or state.faults == FaultLedger():
+            return False
+        state.faults = FaultLedger()
+        return True
+
+    def _observe(self, effect: Effect, now_unix_s: float) -> Feedback:
+        numbers = (effect.raw_bytes, effect.wire_bytes, effect.encode_s, effect.wire_s, effect.decode_s)
+        times = (effect.bandwidth_bytes_per_s, effect.finished_unix_s, now_unix_s)
+        if not all(math.isfinite(x) and x >= 0 for x in (*numbers, *times)):
+            return Feedback.MALFORMED
+        if effect.half is not Half.SENDER:
+            return Feedback.RECEIVER_HALF
+        known = self._known.get(effect.arm_id)
+        if known is None or (effect.tier, effect.link_group) != (self.tier, self.link_group):
+            return Feedback.ORPHAN
+        age_s = now_unix_s - effect.finished_unix_s
+        if age_s > _LATE_S or age_s < -_AHEAD_S:
+            return Feedback.LATE
+        if effect.transfer_id in self._seen:
+            return Feedback.DUPLICATE
+        if effect.raw_bytes == 0:
+            return Feedback.EMPTY
+        self._remember(effect.transfer_id)
+        return self._fault_or_times(effect, known, now_unix_s)
+
+    def _fault_or_times(self, effect: Effect, known: _KnownArm, now_unix_s: float) -> Feedback:
+        coded = effect.arm_id != RAW
+        if coded and effect.verdict is Verdict.NACK:
+            self._fault(effect.arm_id, now_unix_s, effect.reason or "refused by the receiver", refused=True)
+            return Feedback.FAULT
+        if coded and effect.path is Path.RAW_FALLBACK:
+            self._fault(effect.arm_id, now_unix_s, effect.reason or "fell back to raw", refused=False)
+            return Feedback.FELL_BACK
+        if effect.verdict is not Verdict.VERIFIED or effect.path not in (Path.CODED, Path.RAW):
+            return Feedback.NOT_VERIFIED
+        if coded and (effect.path is not Path.CODED or effect.wire_bytes == 0):
+            # A success that moved nothing is a lie, and a codec that lies is not used again.
+            self._fault(effect.arm_id, now_unix_s, "reported success without coded bytes", refused=True)
+            return Feedback.FAULT
+        if not coded and effect.path is not Path.RAW:
+            return Feedback.IMPLAUSIBLE
+        if effect.service_class in self._unlearned_classes:
+            return Feedback.UNLEARNED_CLASS
+        ratios = self._log_ratios(effect, known)
+        if any(abs(ratio) > _LARGEST_LOG for ratio in ratios.values()):
+            return Feedback.IMPLAUSIBLE
+        state = self._state(effect.arm_id)
+        state.faults = state.faults.succeeded()
+        for stage, ratio in ratios.items():
+            pooled = 0.0 if not coded else self._pooled(stage, now_unix_s, without=effect.arm_id)
+            state.stages[stage] = self._posterior(effect.arm_id, stage).observe(ratio, now_unix_s, pooled)
+        self.evidence += 1
+        return Feedback.LEARNED
+
+    def _log_ratios(self, effect: Effect, known: _KnownArm) -> dict[Stage, float]:
+        predicted = self._knob.stage_seconds(
+            known.item.models,
+            known.row,
+            raw_bytes=effect.raw_bytes,
+            wire_bytes=effect.wire_bytes,
+            chunks=effect.chunks,
+            bandwidth=effect.bandwidth_bytes_per_s,
+        )
+        observed: Mapping[Stage, float] = {
+            Stage.ENCODE: effect.encode_s,
+            Stage.BYTES: float(effect.wire_bytes),
+            # Raw has no codec: whatever it took beside the wire is its overhead.
+            Stage.WIRE: effect.wire_s if effect.arm_id != RAW else effect.encode_s + effect.wire_s + effect.decode_s,
+            Stage.DECODE: effect.decode_s,
+        }
+        return {
+            stage: math.log(observed[stage] / value)
+            for stage, value in predicted.items()
+            if value > 0 and observed[stage] > 0
+        }
+
+    def _pooled(self, stage: Stage, now_unix_s: float, without: str = "") -> float:
+        """What the other arms suggest for a stage: a busy machine slows every codec down, not just the one in use.
+
+        A shrunken mean over the arms in which no arm counts for more than a few observations, so that one arm gone bad
+        does not condemn all.
+        """
+        total = weight = 0.0
+        for arm_id, state in self._arms.items():
+            posterior = state.stages.get(stage)
+            if posterior is None or arm_id in (RAW, without) or arm_id not in self._known:
+                continue
+            evidence = min(posterior.faded_weight(now_unix_s), _POOL_CAP)
+            total += evidence * posterior.mean
+            weight += evidence
+        return total / (weight + _POOL_DOUBT)
+
+    def _posterior(self, arm_id: str, stage: Stage) -> LogRatioPosterior:
+        state = self._arms.get(arm_id)
+        if state is not None and stage in state.stages:
+            return state.stages[stage]
+        return LogRatioPosterior.fresh(self._prior(arm_id, stage))
+
+    def _prior(self, arm_id: str, stage: Stage) -> StagePrior:
+        return (FOREIGN_PRIORS if self._known[arm_id].foreign else LOCAL_PRIORS)[stage]
+
+    def _state(self, arm_id: str) -> _ArmState:
+        return self._arms.setdefault(arm_id, _ArmState(basis=self._known[arm_id].basis))
+
+    def _fault(self, arm_id: str, now_unix_s: float, reason: str, *, refused: bool) -> None:
+        state = self._state(arm_id)
+        state.faults = state.faults.failed(now_unix_s, reason, refused=refused)
+        self.evidence += 1
+
+    def _remember(self, transfer_id: str) -> None:
+        self._seen[transfer_id] = None
+        if len(self._seen) > _REMEMBERED_TRANSFERS:
+            self._seen.popitem(last=False)
+
+    def to_json(self) -> str:
+        """Everything learned; equal states give equal text."""
+        document = {
+            "format": _FORMAT,
+            "tier": self.tier,
+            "link_group": self.link_group,
+            "evidence": self.evidence,
+            "seen": list(self._seen),
+            "arms": {
+                arm_id: {
+                    "basis": state.basis,
+                    "stages": {stage.value: posterior.to_list() for stage, posterior in state.stages.items()},
+                    "faults": state.faults.to_document(),
+                }
+                for arm_id, state in self._arms.items()
+            },
+        }
+        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    def restore(self, text: str) -> None:
+        """Take over what `to_json` wrote, whole or not at all.
+
+        Raises:
+            FieldError: another format or table, or numbers that no learner has.
+        """
+        try:
+            document = json.loads(text)
+            if document["format"] != _FORMAT:
+                raise FieldError("posteriors.format", f"{document['format']} is not {_FORMAT}")
+            if (document["tier"], document["link_group"]) != (self.tier, self.link_group):
+                raise FieldError("posteriors.tier", "belongs to another table")
+            arms = {str(arm_id): _arm_from_document(item) for arm_id, item in sorted(document["arms"].items())}
+            seen = OrderedDict.fromkeys(str(transfer_id) for transfer_id in document["seen"])
+            evidence = int(document["evidence"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FieldError("posteriors", f"not a learner's state: {error}", code="posteriors.malformed") from error
+        self._arms, self._seen, self.evidence = arms, seen, evidence
+        self._drop_other_bases()
+
+    def _drop_other_bases(self) -> None:
+        """Drop what belongs to arms whose profile is another one by now."""
+        for arm_id, known in self._known.items():
+            if arm_id in self._arms and self._arms[arm_id].basis != known.basis:
+                del self._arms[arm_id]
+
+
+def _arm_from_document(document: Mapping[str, Any]) -> _ArmState:
+    return _ArmState(
+        basis=str(document["basis"]),
+        stages={
+            stage: LogRatioPosterior.from_list(document["stages"][stage.value])
+            for stage in STAGES
+            if stage.value in document["stages"]
+        },
+        faults=FaultLedger.from_document(document["faults"]),
+    )
+
+
+def _numbers(time: StageTime) -> str:
+    return f"{time.a_s!r},{time.b_s_per_byte!r}"
