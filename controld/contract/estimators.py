@@ -7,9 +7,14 @@ nothing refreshes keeps its mean and widens.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from controld.contract.errors import FieldError
+
+MAX_SPAN_BYTES = 2.0**53
+MIN_SPAN_S = 1e-9
+"""Shorter than any clock's step: no rate follows from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +150,8 @@ class _LogRateFilter:
     """A Kalman filter on the logarithm of the rate, its observations weighted by bytes.
 
     The state walks at random with time and with each observation, so age widens it. An observation far outside what
-    noise explains moves the mean half of the way (it may be a stall), a second one to the same side all of it (the link
-    has changed): a drop by any factor is followed within two transfers of usual size.
+    noise explains may be a stall or a changed link: it moves the mean half of the way and leaves both ends possible,
+    so that the next one decides. A change by any factor is followed within two transfers of usual size.
     """
 
     mean_log: float = 0.0
@@ -155,58 +160,66 @@ class _LogRateFilter:
     usual_bytes: float = 0.0
     newest_s: float = -math.inf
     count: int = 0
-    suspected_side: int = 0
 
-    DRIFT_PER_S = 0.02**2
-    DRIFT_PER_OBSERVATION = 0.05**2
-    MAX_VARIANCE = math.log(3) ** 2
-    NOISE_RANGE = (0.02**2, 0.5**2)
-    GATE_SDS = 3.0
+    DRIFT_PER_S: ClassVar[float] = 0.02**2
+    DRIFT_PER_OBSERVATION: ClassVar[float] = 0.05**2
+    STALE_VARIANCE: ClassVar[float] = math.log(3) ** 2
+    NOISE_RANGE: ClassVar[tuple[float, float]] = (0.05**2, 0.5**2)
+    GATE_SDS: ClassVar[float] = 3.0
+    TINY: ClassVar[float] = 0.01
+    USUAL_HALF_LIFE_S: ClassVar[float] = 600.0
 
     def observe(self, period: _BusyPeriod) -> None:
-        log_rate = math.log(period.wire_bytes / (period.end_s - period.start_s))
+        seconds = period.end_s - period.start_s
+        if seconds < MIN_SPAN_S or period.wire_bytes <= 0:
+            return
+        log_rate = math.log(period.wire_bytes / seconds)
         self.count += period.spans
         if self.variance == math.inf:
             self.mean_log, self.variance = log_rate, self.noise_variance
             self.usual_bytes, self.newest_s = period.wire_bytes, period.end_s
             return
-        weight = min(1.0, period.wire_bytes / self.usual_bytes)
-        # The usual size is itself weighted by bytes, so that a crowd of tiny transfers does not become "usual".
-        self.usual_bytes += (period.wire_bytes - self.usual_bytes) * (
-            period.wire_bytes / (period.wire_bytes + 4 * self.usual_bytes)
-        )
-        variance = self.variance_at(period.end_s) + self.DRIFT_PER_OBSERVATION * weight
+        variance = self.variance_at(period.end_s)
+        size = self._relative_size(period)
         self.newest_s = max(self.newest_s, period.end_s)
-        noise = self.noise_variance / weight
         surprise = log_rate - self.mean_log
+        if size < self.TINY and surprise < 0:
+            # Slower than the link, but so small that latency explains it: only the time has passed.
+            self.variance = variance
+            return
+        weight = min(1.0, size)
+        variance += self.DRIFT_PER_OBSERVATION * weight
+        noise = self.noise_variance / weight
         if surprise * surprise > self.GATE_SDS**2 * (variance + noise):
-            side = 1 if surprise > 0 else -1
-            variance = max(variance, 20 * noise if side == self.suspected_side else noise)
-            self.suspected_side = side
-        else:
-            self.suspected_side = 0
-            explained = weight * (surprise * surprise - variance)
-            low, high = self.NOISE_RANGE
-            self.noise_variance += 0.1 * weight * (min(max(explained, low), high) - self.noise_variance)
+            self.mean_log += surprise / 2
+            self.variance = surprise * surprise / 4
+            return
+        low, high = self.NOISE_RANGE
+        explained = min(max(weight * (surprise * surprise - variance), low), high)
+        self.noise_variance += 0.1 * weight * (explained - self.noise_variance)
         gain = variance / (variance + noise)
         self.mean_log += gain * surprise
-        self.variance = min((1 - gain) * variance, self.MAX_VARIANCE)
+        self.variance = (1 - gain) * variance
 
     def variance_at(self, now_s: float) -> float:
         """Variance of the log rate after the time that has passed."""
         age_s = max(0.0, now_s - self.newest_s)
-        return min(self.variance + self.DRIFT_PER_S * age_s, self.MAX_VARIANCE)
+        return min(self.variance + self.DRIFT_PER_S * age_s, max(self.variance, self.STALE_VARIANCE))
+
+    def _relative_size(self, period: _BusyPeriod) -> float:
+        """Bytes over the usual bytes, before this period changes what is usual.
+
+        The usual size is itself weighted by bytes, so that a crowd of tiny transfers does not become usual; it fades
+        with time, so that in the end it does where nothing larger comes any more.
+        """
+        fade = math.exp2(-max(0.0, period.end_s - self.newest_s) / self.USUAL_HALF_LIFE_S)
+        usual_bytes = max(self.usual_bytes * fade, 1.0)
+        share = period.wire_bytes / (period.wire_bytes + 4 * usual_bytes)
+        self.usual_bytes = usual_bytes + (period.wire_bytes - usual_bytes) * share
+        return max(period.wire_bytes / usual_bytes, 1e-9)
 
     def copy(self) -> _LogRateFilter:
-        return _LogRateFilter(
-            self.mean_log,
-            self.variance,
-            self.noise_variance,
-            self.usual_bytes,
-            self.newest_s,
-            self.count,
-            self.suspected_side,
-        )
+        return replace(self)
 
 
 class BandwidthEstimator:
@@ -232,13 +245,13 @@ class BandwidthEstimator:
         A span of no bytes or no duration says nothing and is ignored.
 
         Raises:
-            FieldError: a value is not finite, bytes are negative, or the span ends before it starts.
+            FieldError: a time is not finite, the span ends before it starts, or bytes are not in [0, 2^53].
         """
         if not (math.isfinite(start_s) and math.isfinite(end_s)) or end_s < start_s:
             raise FieldError("wire_span", f"[{start_s}, {end_s}] is not a span of time", code="estimate.span")
-        if not math.isfinite(wire_bytes) or wire_bytes < 0:
+        if not 0 <= wire_bytes <= MAX_SPAN_BYTES:
             raise FieldError("wire_span.wire_bytes", f"{wire_bytes} is not a size", code="estimate.span")
-        if end_s == start_s or wire_bytes == 0:
+        if end_s - start_s < MIN_SPAN_S or wire_bytes == 0:
             return
         self._busy.insert(start_s, end_s, wire_bytes)
         if self._expects_setup:
@@ -260,7 +273,7 @@ class BandwidthEstimator:
         if state.variance == math.inf:
             return None
         mean = math.exp(state.mean_log)
-        sd = mean * math.sqrt(math.expm1(state.variance_at(now_s)))
+        sd = mean * math.sqrt(math.expm1(min(state.variance_at(now_s), state.STALE_VARIANCE)))
         return Estimate(mean, sd, max(0.0, now_s - state.newest_s), state.count)
 
 

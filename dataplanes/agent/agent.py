@@ -7,13 +7,14 @@ import os
 import random
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from controld.contract.clock import Clock, SystemClock
 from controld.contract.configuration import Configuration
 from controld.contract.decision import DEFAULT_CLASS, Drawn, match_class
 from controld.contract.effect import Effect, Half
 from controld.contract.rpc import fleet_pb2 as pb
+from controld.contract.rpc.convert import MAX_NAME_CHARACTERS
 from controld.contract.telemetry import LinkEstimate, Telemetry
 from dataplanes.agent.applied import Applied, ValidateConfiguration
 from dataplanes.agent.connection import Connection
@@ -23,6 +24,7 @@ from dataplanes.agent.effect_ring import EffectRing
 from dataplanes.agent.identity import AgentIdentity, AgentTiming
 from dataplanes.agent.in_force import InForce
 from dataplanes.agent.links import Links
+from dataplanes.agent.plain_text import plain_text
 from dataplanes.agent.session import SessionParts
 from dataplanes.agent.trials import RunInThread, TrialDesk, TrialHandler
 
@@ -30,7 +32,6 @@ _log = logging.getLogger(__name__)
 
 ADDRESS_VARIABLE = "CONTROLD_ADDRESS"
 EFFECT_RING_CAPACITY = 10_000
-MAX_REASON_CHARACTERS = 2000
 
 
 def address_from_environment(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -145,7 +146,7 @@ class Agent:
 
     def not_attached(self, reason: str) -> None:
         """Say that transfers do not pass through this plane, and why."""
-        self._attached, self._attach_reason = False, str(reason)[:MAX_REASON_CHARACTERS]
+        self._attached, self._attach_reason = False, plain_text(reason)
         self._connection.telemetry_is_due()
 
     # ----------------------------------------------------------------------------------- decisions
@@ -252,6 +253,8 @@ class Agent:
                 link = self._links.get((effect.tier, effect.link_group))
                 if link is not None:
                     link.left(effect.raw_bytes)
+            if effect.reason:
+                effect = replace(effect, reason=plain_text(effect.reason))
             self._effects.append(effect)
         except Exception as error:  # noqa: BLE001 - the edge towards the data plane
             self._edge.caught("report", error)
@@ -259,7 +262,7 @@ class Agent:
     def count(self, name: str, n: int = 1) -> None:
         """Add to a counter of the data plane's own; names must be few and fixed."""
         try:
-            self._counters.count(str(name), int(n))
+            self._counters.count(plain_text(name, MAX_NAME_CHARACTERS) or "other", max(0, int(n)))
         except Exception as error:  # noqa: BLE001 - the edge towards the data plane
             self._edge.caught("count", error)
 

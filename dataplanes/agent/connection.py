@@ -11,19 +11,14 @@ from collections.abc import Callable
 import grpc
 
 from controld.contract.rpc import fleet_pb2 as pb
-from controld.contract.rpc.convert import MAX_MESSAGE_BYTES
 from controld.contract.rpc.fleet_pb2_grpc import FleetStub
+from controld.contract.rpc.limits import CLIENT_OPTIONS
 from dataplanes.agent.session import Session, SessionEndedError, SessionParts
 
 _log = logging.getLogger(__name__)
 
 _CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 0),
-    ("grpc.http2.max_pings_without_data", 0),
+    *CLIENT_OPTIONS,
     # A control stream on loopback or a private network: a proxy from the environment would only break it.
     ("grpc.enable_http_proxy", 0),
     # Each attempt has a channel of its own; a shared subchannel would bring gRPC's own, far longer backoff with it.

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from controld.contract.effect import Effect
 from controld.contract.errors import ControldError, FieldError
 from controld.contract.rpc import fleet_pb2 as pb
 from controld.contract.rpc.convert import (
@@ -24,12 +25,12 @@ from dataplanes.agent.counters import Counters, ErrorEdge
 from dataplanes.agent.effect_ring import EffectRing
 from dataplanes.agent.identity import AgentTiming
 from dataplanes.agent.in_force import InForce
+from dataplanes.agent.plain_text import plain_text
 from dataplanes.agent.trials import TrialDesk
 
 _log = logging.getLogger(__name__)
 
 EFFECTS_PER_MESSAGE = 256
-MAX_DETAIL_CHARACTERS = 2000
 MAX_DRAIN_S = 60.0
 
 
@@ -99,17 +100,18 @@ class Session:
 
     def requests(self) -> Iterator[pb.AgentMessage]:
         """What gRPC sends; ends when the session is closed."""
-        try:
-            yield pb.AgentMessage(hello=self._hello)
-            while not self._closed:
-                self._event.clear()
+        yield pb.AgentMessage(hello=self._hello)
+        while not self._closed:
+            self._event.clear()
+            try:
                 message, wait_s = self._next()
-                if message is not None:
-                    yield message
-                elif not self._closed:
-                    self._event.wait(wait_s)
-        except Exception as error:  # noqa: BLE001 - the edge of gRPC's sending thread, where it would end in a log line of gRPC's
-            self._parts.edge.caught("sending", error)
+            except Exception as error:  # noqa: BLE001 - the edge of gRPC's sending thread: what cannot be said is left out
+                self._parts.edge.caught("sending", error)
+                message, wait_s = None, self._parts.timing.effect_delay_s
+            if message is not None:
+                yield message
+            elif not self._closed:
+                self._event.wait(wait_s)
 
     def _next(self) -> tuple[pb.AgentMessage | None, float]:
         """The next message, or how long to wait for one."""
@@ -139,8 +141,18 @@ class Session:
             self._sent_seq = self._parts.effects.last_seq()
             return None, 0.0
         self._sent_seq = batch[-1][0]
-        report = pb.EffectReport(effects=[effect_to_proto(effect, seq=seq) for seq, effect in batch])
-        return pb.AgentMessage(effects=report), 0.0
+        return self._effect_report(batch), 0.0
+
+    def _effect_report(self, batch: list[tuple[int, Effect]]) -> pb.AgentMessage | None:
+        """The message; an effect that cannot be expressed is left out, or it would end every stream to come."""
+        messages = []
+        for seq, effect in batch:
+            try:
+                messages.append(effect_to_proto(effect, seq=seq))
+            except Exception as error:  # noqa: BLE001 - effects are made by the data plane, and the stream must outlive them
+                self._parts.counters.count("effects_unsendable")
+                self._parts.edge.caught("effect", error)
+        return pb.AgentMessage(effects=pb.EffectReport(effects=messages)) if messages else None
 
     # ----------------------------------------------------------------------------------- from the daemon
 
@@ -204,8 +216,8 @@ class Session:
             nack = pb.Nack(
                 nonce=refused.nonce,
                 version=refused.version,
-                error_detail=str(refused)[:MAX_DETAIL_CHARACTERS] or refused.code,
-                resource=refused.resource,
+                error_detail=plain_text(refused) or refused.code,
+                resource=plain_text(refused.resource),
             )
             self._answer(pb.AgentMessage(nack=nack))
             return

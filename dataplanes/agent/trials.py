@@ -6,12 +6,14 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 
 from controld.contract.errors import ControldError
 from controld.contract.rpc import fleet_pb2 as pb
 from controld.contract.rpc.convert import trial_task_from_proto
 from controld.contract.trial import TrialOutcome, TrialStatus, TrialTask
 from dataplanes.agent.counters import Counters, ErrorEdge
+from dataplanes.agent.plain_text import plain_text
 
 Progress = Callable[[TrialOutcome], None]
 Cancelled = Callable[[], bool]
@@ -70,7 +72,11 @@ class TrialDesk:
             self._post(_failed(key, "this agent measures no trials"), final=False)
         elif not known:
             self._counters.count("trials_started")
-            run_in_thread(lambda: self._run(handler, task, cancelled))
+            try:
+                run_in_thread(lambda: self._run(handler, task, cancelled))
+            except Exception as error:  # noqa: BLE001 - the executor is the caller's: one that is shut down refuses work
+                self._edge.caught("trial", error)
+                self._post(_failed(key, f"no thread for it: {error}"), final=True)
 
     def cancel(self, study_id: str, trial_id: str) -> None:
         """Tell a running trial, or (empty `trial_id`) all of a study, to stop."""
@@ -91,6 +97,8 @@ class TrialDesk:
                 outcome = TrialOutcome(study_id=task.study_id, trial_id=task.trial_id, status=TrialStatus.CANCELLED)
             else:
                 outcome = handler(task, lambda progress: self._post(progress, final=False), cancelled.is_set)
+                if not isinstance(outcome, TrialOutcome) or (outcome.study_id, outcome.trial_id) != key:
+                    raise TypeError(f"the handler answered the trial {key} with {outcome!r}")
         except Exception as error:  # noqa: BLE001 - the edge of the worker: a failed trial is an answer, not the worker's end
             self._edge.caught("trial", error)
             outcome = _failed(key, f"{type(error).__name__}: {error}")
@@ -98,6 +106,7 @@ class TrialDesk:
 
     def _post(self, outcome: TrialOutcome, *, final: bool) -> None:
         key = (outcome.study_id, outcome.trial_id)
+        outcome = replace(outcome, detail=plain_text(outcome.detail))
         with self._lock:
             if final:
                 self._running.pop(key, None)
@@ -113,7 +122,7 @@ class TrialDesk:
 
 
 def _failed(key: _TrialKey, detail: str) -> TrialOutcome:
-    return TrialOutcome(study_id=key[0], trial_id=key[1], status=TrialStatus.FAILED, detail=detail[:2000])
+    return TrialOutcome(study_id=key[0], trial_id=key[1], status=TrialStatus.FAILED, detail=detail)
 
 
 class _OneWorker:

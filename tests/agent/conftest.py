@@ -20,7 +20,7 @@ from controld.contract.rpc import fleet_pb2 as pb
 from controld.contract.rpc import fleet_pb2_grpc
 from controld.contract.rpc.convert import PROTOCOL_VERSION, resource_to_proto
 from controld.contract.snapshot import ClassRules, Resource
-from dataplanes.agent import AgentIdentity, AgentTiming
+from dataplanes.agent import Agent, AgentIdentity, AgentTiming
 
 PATIENCE_S = 10.0
 
@@ -136,7 +136,7 @@ CONFIGURATIONS = tuple(
 )
 
 
-def make_table(
+def build_table(
     *, version: int = 1, prior: float = 1e7, arm: int = 1, mixed: bool = False, tier: str = "pd"
 ) -> DecisionTable:
     """Two sizes and two bandwidths; every cell holds arm number `arm` (0 is raw), or a mixture with raw."""
@@ -157,7 +157,7 @@ def make_table(
     )
 
 
-def make_snapshot(
+def build_snapshot(
     version: int = 1,
     *,
     nonce: str | None = None,
@@ -165,7 +165,7 @@ def make_snapshot(
     table: DecisionTable | None = None,
     rules: tuple[ClassRule, ...] = (ClassRule("chat", extra_key="class=chat"),),
 ) -> pb.Snapshot:
-    table = table or make_table(version=version)
+    table = table or build_table(version=version)
     return pb.Snapshot(
         version=version,
         nonce=nonce or f"n{version}",
@@ -178,7 +178,7 @@ def make_snapshot(
     )
 
 
-def make_effect(transfer_id: str = "t1", **changes: object) -> Effect:
+def build_effect(transfer_id: str = "t1", **changes: object) -> Effect:
     values: dict[str, object] = {
         "transfer_id": transfer_id,
         "half": Half.SENDER,
@@ -200,3 +200,38 @@ def make_effect(transfer_id: str = "t1", **changes: object) -> Effect:
         "verdict": Verdict.VERIFIED,
     }
     return Effect(**{**values, **changes})
+
+
+@pytest.fixture
+def make_table() -> Callable[..., DecisionTable]:
+    return build_table
+
+
+@pytest.fixture
+def make_snapshot() -> Callable[..., pb.Snapshot]:
+    return build_snapshot
+
+
+@pytest.fixture
+def make_effect() -> Callable[..., Effect]:
+    return build_effect
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], bool], str], None]:
+    return wait_until
+
+
+@pytest.fixture
+def make_agent(identity: AgentIdentity, timing: AgentTiming) -> Iterator[Callable[..., Agent]]:
+    """Makes agents (of `identity`, with short intervals unless told otherwise) and closes them afterwards."""
+    agents: list[Agent] = []
+
+    def make(address: str, **options: object) -> Agent:
+        agent = Agent(identity, address, **{"timing": timing, **options})
+        agents.append(agent)
+        return agent
+
+    yield make
+    for agent in agents:
+        agent.close(timeout_s=0.1)
