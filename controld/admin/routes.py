@@ -130,6 +130,9 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
     async def hypothetical(request: web.Request) -> web.Response:
         return _json(await backend.explain_hypothetical(_hypothetical(request)))
 
+    async def posteriors(_: web.Request) -> web.Response:
+        return _json({"posteriors": await backend.posteriors()})
+
     async def policies(_: web.Request) -> web.Response:
         return _json(await backend.policies())
 
@@ -191,6 +194,7 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
                 parameter(name="deployment", description="which plane; the only one unless given"),
             ),
         ),
+        get("/v1/posteriors", posteriors, "What was learned of each arm and stage"),
         get("/v1/policies", policies, "The policy set in force, and the last refused one with its problems"),
         Route(
             method="POST", path="/v1/reload", handler=reload, statuses=(200, 422),

@@ -34,9 +34,7 @@ class Metrics:
         self.wire_bytes = Counter(
             "controld_transfer_wire_bytes", "Bytes that crossed the link", ["path"], registry=registry
         )
-        self.feedback_refused = Counter(
-            "controld_feedback_refused", "Effects that taught nothing", ["reason"], registry=registry
-        )
+        self.feedback = Counter("controld_feedback", "What was made of effects", ["outcome"], registry=registry)
         self.internal_errors = Counter(
             "controld_internal_errors", "Errors caught at a process edge", ["where"], registry=registry
         )

@@ -22,6 +22,7 @@ from controld.policy.model import (
 from controld.policy.settings import DurationS, HalfShare, Name, RateBytesPerS, Share, StrictModel, refuse
 
 MAX_QUALITY_LOSS_NATS = 10.0
+PIN_PATTERN = "^(raw|[0-9a-f]{16})$"
 _MAX_WEIGHT = 1e6
 _MAX_PRIORITY = 2**31 - 1
 
@@ -77,6 +78,8 @@ class ClassKeys(StrictModel):
     slo: SloKeys | None = None
     max_quality_loss_nats: Annotated[float, Field(ge=0, le=MAX_QUALITY_LOSS_NATS)] = 0.0
     explore: HalfShare = 0.02
+    pin: Annotated[str, Field(pattern=PIN_PATTERN)] | None = None
+    learn: bool = True
 
 
 class GuardKeys(StrictModel):
@@ -122,6 +125,7 @@ def _service_class(keys: ClassKeys) -> ServiceClass:
             keys.name,
             extra_key=match.extra_key if match else None,
             priority=match.priority if match else None,
+            learn=keys.learn,
         ),
         workload=keys.workload,
         tiers=tuple(keys.tiers),
@@ -129,4 +133,5 @@ def _service_class(keys: ClassKeys) -> ServiceClass:
         slo=Slo(ttft_s=slo.ttft, jct_s=slo.jct, percentile=slo.percentile) if slo else None,
         max_quality_loss_nats=keys.max_quality_loss_nats,
         explore_share=keys.explore,
+        pin=keys.pin,
     )

@@ -44,6 +44,9 @@ class RecordedBackend:
     async def explain_hypothetical(self, context: HypotheticalContext) -> dict[str, Any]:
         return {"bytes": context.size_bytes, "bandwidth": context.bandwidth_bytes_per_s, "load": context.load}
 
+    async def posteriors(self) -> list[dict[str, Any]]:
+        return []
+
     async def policies(self) -> dict[str, Any]:
         return {"generation": 1}
 

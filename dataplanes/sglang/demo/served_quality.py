@@ -12,7 +12,7 @@ import torch
 from controld.contract.configuration import Configuration
 from dataplanes.sglang.demo.run import Prompt
 from dataplanes.sglang.model_identity import identify_model
-from dataplanes.sglang.profiler.quality import WINDOW_PROMPT_TOKENS, PromptBank, load_model
+from dataplanes.sglang.profiler.quality import QualityMeter, load_model
 from dataplanes.sglang.profiler.wire_codec import FrameCodec, layout_of
 
 RAW_ARM = "raw"
@@ -42,32 +42,20 @@ def remeasure(
     identity = identify_model(model_dir)
     layout = layout_of(identity, page_tokens=page_tokens)
     codecs = {arm_id: FrameCodec(configuration, layout) for arm_id, configuration in configurations.items()}
-    continuation = len(prompts[0].continuation_ids)
-    bank = PromptBank(
-        load_model(model_dir),
-        torch.tensor([token for prompt in prompts for token in _window(prompt)]),
-        "served prompts",
-        continuation_tokens=continuation,
-    )
+    meter = QualityMeter(load_model(model_dir))
     losses: dict[str, list[float]] = {}
-    for segment, prompt in enumerate(prompts):
+    for prompt in prompts:
         arms = used[prompt.phase, prompt.pair]
         by_id: dict[str, float] = {RAW_ARM: 0.0}
-        prefilled = bank.prefill(len(prompt.token_ids), segment)
+        prefilled = meter.prompt(meter.prefill(torch.tensor(prompt.token_ids)), torch.tensor(prompt.continuation_ids))
         for arm_id in sorted(set(arms.values()) - {RAW_ARM}):
             codec = codecs[arm_id]
-            received = codec.decode(codec.encode(prefilled.planes), prefilled.prompt_tokens)
-            by_id[arm_id] = bank.measure_planes(prefilled, received).loss_nats
+            received = codec.decode(codec.encode(prefilled.planes), prefilled.tokens)
+            by_id[arm_id] = meter.measure_planes(prefilled, received).loss_nats
         for arm, arm_id in arms.items():
             losses.setdefault(arm, []).append(by_id[arm_id])
         step()
     return {arm: _statistics(values) for arm, values in losses.items()}
-
-
-def _window(prompt: Prompt) -> list[int]:
-    """The prompt and its continuation at the end of a window of the bank's fixed length."""
-    padding = WINDOW_PROMPT_TOKENS - len(prompt.token_ids)
-    return [0] * padding + [*prompt.token_ids, *prompt.continuation_ids]
 
 
 def _statistics(values: Sequence[float]) -> dict[str, Any]:

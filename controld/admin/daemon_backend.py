@@ -1,0 +1,303 @@
+"""The admin API's answers, made from the running daemon's parts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from controld import __version__
+from controld.admin.backend import DecisionFilter, HypotheticalContext, Json
+from controld.admin.problem import NotFoundError, UnavailableError
+from controld.candidates.distill import pareto_front
+from controld.candidates.profile import Profile
+from controld.contract.clock import Clock
+from controld.contract.effect import Half
+from controld.contract.errors import FieldError
+from controld.controller.explain import explain_cell, explain_transfer, find_cell
+from controld.controller.explain_text import cell_text, transfer_text
+from controld.controller.plan import Plan, TablePlan
+from controld.fleet.published import Selector
+from controld.fleet.server import FleetServer
+from controld.fleet.session import AgentSession
+from controld.planning.planner import Planner
+from controld.policy.source import PolicySource, ReloadOutcome
+from controld.store.errors import GoneError
+from controld.store.errors import NotFoundError as NotStoredError
+from controld.store.interface import Store
+from controld.store.records import EffectColumn, EffectFilter, EffectRecord
+
+
+class Studies(Protocol):
+    """What the admin API needs of profiling studies."""
+
+    async def start(self, specification: Json) -> Json: ...
+
+    async def list(self) -> list[Json]: ...
+
+    async def get(self, study_id: str) -> Json: ...
+
+    async def cancel(self, study_id: str) -> Json: ...
+
+    def events(self, study_id: str) -> AsyncIterator[Json]: ...
+
+
+class Life(Protocol):
+    """What the admin API needs of the daemon's life cycle."""
+
+    @property
+    def is_serving(self) -> bool: ...
+
+    async def reload(self, reason: str) -> ReloadOutcome: ...
+
+
+class DaemonBackend:
+    """Implements `AdminBackend`.
+
+    Args:
+        life: gives the daemon; it exists only after this object.
+        started_unix_s: when the process began.
+    """
+
+    def __init__(
+        self,
+        life: Callable[[], Life],
+        policies: PolicySource,
+        store: Store,
+        fleet: FleetServer,
+        planner: Planner,
+        studies: Studies,
+        clock: Clock,
+    ) -> None:
+        self._life = life
+        self._policies = policies
+        self._store = store
+        self._fleet = fleet
+        self._planner = planner
+        self._studies = studies
+        self._clock = clock
+        self._started_unix_s = clock.unix_s()
+
+    def ready(self) -> tuple[bool, str]:
+        """Serving is ready: components started, policies in force."""
+        return (True, "") if self._life().is_serving else (False, "the daemon is starting or stopping")
+
+    async def status(self) -> Json:
+        """One page about everything."""
+        sessions = self._fleet.sessions()
+        sender = EffectFilter(half=Half.SENDER)
+        counts = await self._store.effects.counts(
+            (EffectColumn.SERVICE_CLASS, EffectColumn.ARM_ID, EffectColumn.PATH), sender
+        )
+        damage = self._store.damage
+        return {
+            "version": __version__,
+            "uptime_s": self._clock.unix_s() - self._started_unix_s,
+            "policy_generation": self._policies.current.generation,
+            "policy_problems": [problem.to_json() for problem in self._policies.problems],
+            "published_version": self._fleet.last_version,
+            "agents": [_agent_summary(session) for session in sessions],
+            "links": [
+                {"agent_id": session.agent_id, **asdict(link)}
+                for session in sessions
+                if session.telemetry is not None
+                for link in session.telemetry.links
+            ],
+            "transfers": [
+                {
+                    "service_class": count.values[0],
+                    "arm_id": count.values[1],
+                    "path": count.values[2],
+                    "transfers": count.effects,
+                    "raw_bytes": count.raw_bytes,
+                    "wire_bytes": count.wire_bytes,
+                }
+                for count in counts
+            ],
+            "feedback_refused": dict(self._planner.learning.refused),
+            "alarms": [
+                *(
+                    {"where": f"{s.kind}/{s.deployment}", "what": text}
+                    for s, text in self._planner.alarms.items()
+                    if text
+                ),
+                *([{"where": "store", "what": damage.problem, "set_aside": damage.set_aside}] if damage else []),
+            ],
+        }
+
+    async def dataplanes(self) -> list[Json]:
+        """Every agent that is connected, and those that left lately."""
+        return [_agent_details(session) for session in self._fleet.sessions(include_gone=True)]
+
+    async def candidates(self, workload: str | None) -> list[Json]:
+        """All profiles, with their mark on the Pareto front of their model and workload."""
+        records = await self._store.profiles.list(workload=workload)
+        profiles = [Profile.from_json(record.document) for record in records]
+        groups: dict[tuple[str, str, str, str], list[Profile]] = {}
+        for profile in profiles:
+            key = (profile.model_fingerprint, profile.workload, profile.sender_hardware, profile.receiver_hardware)
+            groups.setdefault(key, []).append(profile)
+        front = {id(profile) for group in groups.values() for profile in pareto_front(group)}
+        return [
+            {
+                **profile.to_document(),
+                "config_id": profile.arm_id,
+                "lossy_id": profile.configuration.lossy_id,
+                "latency_s_per_byte": profile.latency_objective,
+                "bytes_objective": profile.bytes_objective,
+                "pareto": id(profile) in front,
+            }
+            for profile in profiles
+        ]
+
+    async def decisions(self, wanted: DecisionFilter) -> Json:
+        """Effects, newest first, and how many there are by arm, path, verdict and reason."""
+        where = EffectFilter(service_class=wanted.service_class, arm_id=wanted.arm_id)
+        sender = EffectFilter(service_class=wanted.service_class, arm_id=wanted.arm_id, half=Half.SENDER)
+        records = await self._store.effects.recent(wanted.limit, where)
+        columns = (EffectColumn.ARM_ID, EffectColumn.PATH, EffectColumn.VERDICT, EffectColumn.REASON)
+        counts = await self._store.effects.counts(columns, sender)
+        return {
+            "decisions": [_effect(record) for record in records],
+            "counts": [
+                {
+                    **dict(zip((column.value for column in columns), count.values, strict=True)),
+                    "transfers": count.effects,
+                    "raw_bytes": count.raw_bytes,
+                    "wire_bytes": count.wire_bytes,
+                }
+                for count in counts
+            ],
+        }
+
+    async def explain(self, transfer_id: str) -> Json:
+        """Why a transfer went as it did."""
+        records = await self._store.effects.by_transfer(transfer_id)
+        halves = {record.effect.half: record.effect for record in records}
+        sender = halves.get(Half.SENDER)
+        if sender is None:
+            raise NotFoundError(f"no transfer {transfer_id}", hint="controld explain lists the newest ones")
+        table = None
+        if sender.table_version > 0:
+            plan = await self._plan_of(sender.table_version)
+            table = plan.table(sender.tier, sender.link_group)
+        explanation = explain_transfer(table, sender, receiver=halves.get(Half.RECEIVER))
+        return {"text": transfer_text(explanation), **explanation.to_document()}
+
+    async def _plan_of(self, version: int) -> Plan:
+        try:
+            record = await self._store.versions.get(version)
+        except GoneError as error:
+            raise NotFoundError(f"table version {version} is not kept any more", gone=True) from error
+        except NotStoredError as error:
+            raise NotFoundError(f"table version {version} was never published here") from error
+        return Plan.from_json(record.explanations_json)
+
+    async def explain_hypothetical(self, context: HypotheticalContext) -> Json:
+        """What would be decided, by the plan in force."""
+        selector, table = self._table(context)
+        cell = find_cell(table, context.service_class, context.size_bytes, context.bandwidth_bytes_per_s, context.load)
+        explanation = explain_cell(table, cell)
+        return {
+            "text": cell_text(explanation),
+            "kind": selector.kind,
+            "deployment": selector.deployment,
+            **explanation.to_document(),
+        }
+
+    def _table(self, context: HypotheticalContext) -> tuple[Selector, TablePlan]:
+        plans = self._planner.plans
+        if context.deployment is not None:
+            plans = {s: plan for s, plan in plans.items() if s.deployment == context.deployment}
+        found = [(s, table) for s, plan in plans.items() for table in plan.tables if table.tier == context.tier]
+        if not found:
+            raise UnavailableError(
+                f"no plan for tier {context.tier}" + (f" of {context.deployment}" if context.deployment else ""),
+                hint="a policy must name the tier",
+            )
+        if len(found) > 1:
+            names = ", ".join(selector.deployment for selector, _ in found)
+            raise FieldError("deployment", "is missing and there are several", hint=f"one of {names}")
+        return found[0]
+
+    async def posteriors(self) -> list[Json]:
+        """What was learned of each arm and stage."""
+        return self._planner.learning.to_document()
+
+    async def policies(self) -> Json:
+        """The set in force, and what is wrong with the files on disk if they were refused."""
+        current = self._policies.current
+        return {
+            "generation": current.generation,
+            "content_hash": current.content_hash,
+            "policies": [asdict(policy) for policy in current.policies],
+            "problems": [problem.to_json() for problem in self._policies.problems],
+        }
+
+    async def reload(self) -> tuple[bool, Json]:
+        """Read the files now."""
+        outcome = await self._life().reload("admin API")
+        return outcome.accepted, outcome.to_json()
+
+    async def start_study(self, specification: Json) -> Json:
+        return await self._studies.start(specification)
+
+    async def studies(self) -> list[Json]:
+        return await self._studies.list()
+
+    async def study(self, study_id: str) -> Json:
+        return await self._studies.get(study_id)
+
+    async def cancel_study(self, study_id: str) -> Json:
+        return await self._studies.cancel(study_id)
+
+    def study_events(self, study_id: str) -> AsyncIterator[Json]:
+        return self._studies.events(study_id)
+
+
+def _effect(record: EffectRecord) -> Json:
+    return {"agent_id": record.agent_id, "received_unix_s": record.received_unix_s, **asdict(record.effect)}
+
+
+def _agent_summary(session: AgentSession) -> Json:
+    identity = session.identity
+    return {
+        "agent_id": session.agent_id,
+        "kind": identity.kind,
+        "deployment": identity.deployment,
+        "role": identity.role,
+        "rank": identity.rank,
+        "attached": session.attached,
+        "attach_reason": session.not_attached_reason,
+        "effective_version": session.effective_version,
+        "degraded": session.degraded,
+    }
+
+
+def _agent_details(session: AgentSession) -> Json:
+    identity, failed = session.identity, session.last_failed
+    details: dict[str, Any] = {
+        **_agent_summary(session),
+        "connected": session.connected,
+        "connected_since_unix_s": session.connected_since_unix_s,
+        "peer": session.peer,
+        "instance_id": identity.instance_id,
+        "model": identity.model_name,
+        "model_fingerprint": identity.model_fingerprint,
+        "kv_dtype": identity.kv_dtype,
+        "kv_bytes_per_token": identity.kv_bytes_per_token,
+        "hardware": identity.hardware,
+        "tiers": list(identity.tiers),
+        "desired_version": session.desired_version,
+        "acked_version": session.acked_version,
+        "effective_is_known": session.effective_is_known,
+        "last_failed": asdict(failed) if failed else None,
+        "effects_acked_up_to": session.effects_acked_up_to,
+        "telemetry_unix_s": session.telemetry_unix_s,
+        "stream_counters": dict(session.counters),
+    }
+    if session.telemetry is not None:
+        details["counters"] = dict(session.telemetry.counters)
+        details["links"] = [asdict(link) for link in session.telemetry.links]
+        details["lease_left_s"] = session.telemetry.lease_left_s
+    return details

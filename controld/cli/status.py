@@ -1,0 +1,72 @@
+"""`controld status`: what the daemon does now."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from controld.cli.admin_client import AdminClient
+from controld.cli.command import print_json
+from controld.contract.quantity import format_duration, format_rate, format_size
+
+SUMMARY = "show agents, links, policies and what transfers did"
+EXAMPLES = """\
+examples:
+  controld status
+  controld status --json | jq .transfers
+
+An agent that is not attached moves its KV uncompressed; the reason stands beside it.
+"""
+
+
+def configure(parser: ArgumentParser) -> None:
+    del parser
+
+
+def run(arguments: Namespace) -> int:
+    status = AdminClient.from_arguments(arguments).get("/v1/status")
+    if arguments.json:
+        print_json(status)
+    else:
+        _show(status)
+    return 0
+
+
+def _show(status: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(
+        f"controld {status['version']}, up {format_duration(status['uptime_s'])},"
+        f" policy generation {status['policy_generation']}, table version {status['published_version']}"
+    )
+    for problem in status["policy_problems"]:
+        console.print(f"[red]policy files refused:[/red] {problem['text']}")
+    for alarm in status["alarms"]:
+        console.print(f"[red]alarm[/red] {alarm['where']}: {alarm['what']}")
+    agents = Table("agent", "plane", "role", "attached", "table", title="Agents")
+    for agent in status["agents"]:
+        attached = "yes" if agent["attached"] else f"no: {agent['attach_reason']}"
+        table = f"{agent['effective_version']}{' (degraded)' if agent['degraded'] else ''}"
+        agents.add_row(agent["agent_id"], f"{agent['kind']}/{agent['deployment']}", agent["role"], attached, table)
+    links = Table("agent", "tier", "bandwidth", "age", "offered", "backlog", title="Links, as agents see them")
+    for link in status["links"]:
+        known = link["bandwidth_bytes_per_s"] > 0
+        spread = f" +- {format_rate(link['bandwidth_sd_bytes_per_s'])}"
+        links.add_row(
+            link["agent_id"],
+            link["tier"],
+            format_rate(link["bandwidth_bytes_per_s"]) + spread if known else "not seen yet",
+            format_duration(link["bandwidth_age_s"]) if known else "-",
+            format_rate(link["offered_bytes_per_s"]),
+            format_size(link["backlog_bytes"]),
+        )
+    transfers = Table("class", "arm", "path", "transfers", "KV", "on the wire", "ratio", title="Transfers so far")
+    for row in status["transfers"]:
+        ratio = f"{row['raw_bytes'] / row['wire_bytes']:.2f}" if row["wire_bytes"] else "-"
+        sizes = (format_size(row["raw_bytes"]), format_size(row["wire_bytes"]), ratio)
+        transfers.add_row(row["service_class"], row["arm_id"], row["path"], str(row["transfers"]), *sizes)
+    for table_or_none in (agents, links, transfers):
+        if table_or_none.row_count:
+            console.print(table_or_none)

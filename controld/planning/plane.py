@@ -1,0 +1,154 @@
+"""The planes of one deployment as planning sees them, and the requests that decisions are made from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from controld.candidates.distill import select_profiles
+from controld.candidates.profile import Profile
+from controld.contract.decision import RAW
+from controld.contract.errors import FieldError
+from controld.contract.snapshot import ClassRules, Resource
+from controld.controller.goals import ClassGoal, Objective, TableRequest
+from controld.controller.guard import PinBoard
+from controld.controller.plan import Plan
+from controld.controller.posterior import StageCorrection
+from controld.fleet.identity import AgentIdentity
+from controld.fleet.published import Selector
+from controld.policy.model import Policy, ServiceClass, Tier
+
+LINK_GROUP = "default"
+"""The one link group there is so far."""
+
+SENDER_ROLE, RECEIVER_ROLE = "prefill", "decode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What profiles are chosen by: the model, and the hardware on both sides; empty where nobody connected yet."""
+
+    model_fingerprint: str = ""
+    sender_hardware: str = ""
+    receiver_hardware: str = ""
+
+    def to_document(self) -> dict[str, str]:
+        """JSON-ready."""
+        return asdict(self)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Place:
+        """The inverse. Raises: FieldError."""
+        try:
+            return cls(**document)
+        except TypeError as error:
+            raise FieldError("place", f"not a place: {error}") from error
+
+
+def observe_place(before: Place, agents: Iterable[AgentIdentity]) -> tuple[Place, str]:
+    """The place that the connected agents make up, and an alarm where they contradict each other.
+
+    A side without an agent keeps what was last known of it. Agents that serve different models under one deployment
+    leave no model at all: then everything goes raw, for quality is never inferred from another model.
+    """
+    serving = [agent for agent in agents if agent.role in (SENDER_ROLE, RECEIVER_ROLE)]
+    fingerprints = {agent.model_fingerprint for agent in serving}
+    if len(fingerprints) > 1:
+        return Place(), f"agents serve {len(fingerprints)} different models under one deployment"
+    senders = sorted(agent.hardware for agent in serving if agent.role == SENDER_ROLE)
+    receivers = sorted(agent.hardware for agent in serving if agent.role == RECEIVER_ROLE)
+    place = Place(
+        model_fingerprint=next(iter(fingerprints), before.model_fingerprint),
+        # Where ranks differ the slowest decides, and which one that is, effects will show.
+        sender_hardware=senders[0] if senders else before.sender_hardware,
+        receiver_hardware=receivers[0] if receivers else before.receiver_hardware,
+    )
+    return place, ""
+
+
+def profiles_for(policy: Policy, place: Place, profiles: Sequence[Profile]) -> list[Profile]:
+    """The profiles of this place for every workload that the policy names; one for each configuration and workload."""
+    workloads = sorted({service_class.workload for service_class in policy.classes})
+    return [
+        profile
+        for workload in workloads
+        for profile in select_profiles(
+            profiles,
+            model_fingerprint=place.model_fingerprint,
+            workload=workload,
+            sender_hardware=place.sender_hardware,
+            receiver_hardware=place.receiver_hardware,
+        )
+    ]
+
+
+def unlearned_classes(policy: Policy) -> tuple[str, ...]:
+    """Classes whose transfers teach nothing."""
+    return tuple(c.name for c in policy.classes if not c.rule.learn)
+
+
+def tiers_of(policy: Policy) -> tuple[Tier, ...]:
+    """The tiers that any class of the policy names, in a fixed order."""
+    return tuple(tier for tier in Tier if any(tier in c.tiers for c in policy.classes))
+
+
+def table_requests(
+    policy: Policy,
+    place: Place,
+    profiles: Sequence[Profile],
+    learned: Mapping[tuple[str, str], tuple[Mapping[str, tuple[StageCorrection, ...]], PinBoard]],
+) -> list[TableRequest]:
+    """One request for each tier.
+
+    Args:
+        profiles: as `profiles_for` gives them.
+        learned: corrections and pins by (tier, link group); what is missing was not learned yet.
+    """
+    link = policy.link(LINK_GROUP)
+    requests = []
+    for tier in tiers_of(policy):
+        corrections, pins = learned.get((tier.value, LINK_GROUP), ({}, PinBoard()))
+        requests.append(
+            TableRequest(
+                tier=tier.value,
+                link_group=LINK_GROUP,
+                goals=tuple(_goal(service_class, tier) for service_class in policy.classes),
+                profiles=tuple(profiles),
+                corrections=corrections,
+                sender_hardware=place.sender_hardware,
+                receiver_hardware=place.receiver_hardware,
+                pins=pins,
+                prior_bandwidth_bytes_per_s=link.rate_bytes_per_s if link else 0.0,
+            )
+        )
+    return requests
+
+
+def _goal(service_class: ServiceClass, tier: Tier) -> ClassGoal:
+    slo = service_class.slo
+    return ClassGoal(
+        name=service_class.name,
+        workload=service_class.workload,
+        tenant=service_class.tenant,
+        objective=Objective(service_class.objective.value),
+        max_quality_loss_nats=service_class.max_quality_loss_nats,
+        explore_share=service_class.explore_share,
+        slo_s=(slo.ttft_s or slo.jct_s) if slo else None,
+        slo_percentile=slo.percentile if slo else 50.0,
+        # A class that does not name the tier stays raw there.
+        only_arm=service_class.pin if tier in service_class.tiers else RAW,
+    )
+
+
+def resources_of(plan: Plan, policy: Policy) -> list[Resource]:
+    """What agents get: a table for each tier, and the rules by which they find a request's class."""
+    tables = [
+        Resource(f"table/{table.tier}/{table.link_group}", table.decision_table(version=1)) for table in plan.tables
+    ]
+    return [*tables, Resource("class_rules", ClassRules(policy.rules))]
+
+
+def selector_of(policy: Policy) -> Selector:
+    """Which planes a policy is for."""
+    return Selector(policy.kind.value, policy.deployment)
