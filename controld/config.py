@@ -14,6 +14,7 @@ from pydantic import Field, PlainValidator
 from controld.obs.logs import LogFormat
 from controld.policy.problem import ConfigErrors, Problem
 from controld.policy.settings import DurationS, Reading, StrictModel, refuse
+from controld.policy.strict_yaml import Scalar, Table, parse
 
 ENVIRONMENT_VARIABLE = "CONTROLD_CONFIG"
 SYSTEM_FILE = Path("/etc/controld/controld.yaml")
@@ -21,6 +22,7 @@ CHECKOUT_FILE = Path("etc/controld.yaml")
 
 _MAX_SOCKET_PATH_BYTES = 107
 _UNIX = "unix:"
+_KIND = "Daemon"
 
 
 class LogLevel(StrEnum):
@@ -197,6 +199,16 @@ def find_config_file(named: Path | None) -> Path:
     if os.environ.get(ENVIRONMENT_VARIABLE):
         return Path(os.environ[ENVIRONMENT_VARIABLE])
     return SYSTEM_FILE if SYSTEM_FILE.exists() or not CHECKOUT_FILE.exists() else CHECKOUT_FILE
+
+
+def is_config_file(file: Path) -> bool:
+    """Whether a file says that it holds settings of the daemon, rightly or not."""
+    try:
+        root = parse(file.read_bytes()).root
+    except OSError:
+        return False
+    kind = root.get("kind") if isinstance(root, Table) else None
+    return isinstance(kind, Scalar) and kind.value == _KIND
 
 
 def load_config(file: Path) -> Config:

@@ -159,12 +159,12 @@ class Daemon:
         loop.add_signal_handler(signal.SIGTERM, self.ask_to_stop)
         loop.add_signal_handler(signal.SIGINT, self.ask_to_stop)
         # The command line blocks SIGHUP first of all; one that came since then is delivered here.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         try:
             yield
         finally:
-            # Removing SIGHUP's handler would make a late one deadly while the daemon still stops.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+            # Blocked again first: without its handler a late SIGHUP would be deadly while the process still ends.
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 

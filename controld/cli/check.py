@@ -1,4 +1,4 @@
-"""`controld check`: the daemon's own parser, without a daemon."""
+"""`controld check`: the daemon's own parsers, without a daemon."""
 
 from __future__ import annotations
 
@@ -6,73 +6,96 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from controld.cli.command import print_json
-from controld.config import find_config_file, load_config
+from controld.config import find_config_file, is_config_file, load_config
 from controld.policy.loader import SourceFile, is_policy_file, parse_policies, read_sources
 from controld.policy.model import Policy
-from controld.policy.problem import PolicyErrors, Problem, SettingsErrors
+from controld.policy.problem import Problem, SettingsErrors
 
 SUMMARY = "check policies, or the daemon's settings, before they are live"
 EXAMPLES = """\
 examples:
-  controld check policies/                 a directory, as the daemon would load it
-  controld check policies/chat.yaml a.yaml these files, as if they were one directory
-  controld check                           the settings file and the policies that it names
+  controld check policies/                  a directory, as the daemon would load it
+  controld check policies/chat.yaml a.yaml  these files, as if they were one directory
+  controld check etc/controld.yaml          the daemon's settings
+  controld check                            the settings file that is found, and the policies it names
   controld check --json policies/ | jq -r '.problems[].text'
 
-A problem is one line: file:line:col: path: problem (hint). Exit status 1 where there is any.
+A problem is one line: file:line:column: path: problem (hint). Exit status 1 where there is any.
 """
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="a policy file or a directory of them")
+    parser.add_argument(
+        "paths", nargs="*", type=Path, metavar="PATH", help="a policy, a directory of them, or a settings file"
+    )
 
 
 def run(arguments: Namespace) -> int:
-    problems: tuple[Problem, ...] = ()
-    policies: tuple[Policy, ...] = ()
-    files = 0
-    try:
-        paths = arguments.paths
+    paths: list[Path] = arguments.paths
+    configs = [path for path in paths if is_config_file(path)]
+    policy_paths = [path for path in paths if path not in configs]
+    problems: set[Problem] = set()
+    if not paths:
+        configs = [find_config_file(arguments.config)]
+    for path in configs:
+        try:
+            config = load_config(path)
+        except SettingsErrors as error:
+            problems.update(error.problems)
+            continue
         if not paths:
-            paths = [load_config(find_config_file(arguments.config)).policy.directory]
-        sources = _read_all(paths)
-        files = len(sources)
-        policies = parse_policies(sources)
-    except SettingsErrors as error:
-        problems = error.problems
+            policy_paths = [_near(config.policy.directory)]
+    sources = _read(policy_paths, problems)
+    policies = _parse(sources, problems)
+    ordered = sorted(problems)
     if arguments.json:
-        names = [{"name": p.name, "file": p.source_file, "kind": p.kind, "deployment": p.deployment} for p in policies]
-        print_json({"ok": not problems, "policies": names, "problems": [problem.to_json() for problem in problems]})
+        named = [{"name": p.name, "file": p.source_file, "kind": p.kind, "deployment": p.deployment} for p in policies]
+        print_json({"ok": not ordered, "policies": named, "problems": [problem.to_json() for problem in ordered]})
     else:
-        for problem in problems:
-            print(problem)
-        for policy in policies:
-            classes = ", ".join(service_class.name for service_class in policy.classes)
-            print(f"{policy.source_file}: policy {policy.name} for {policy.kind}/{policy.deployment}: {classes}")
-        if problems:
-            print(
-                f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"
-                + (f" in {files} files" * (files > 1))
-            )
-    return 1 if problems else 0
+        _print(ordered, policies, [path for path in configs if not ordered])
+    return 1 if ordered else 0
 
 
-def _read_all(paths: list[Path]) -> tuple[SourceFile, ...]:
+def _near(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _read(paths: list[Path], problems: set[Problem]) -> list[SourceFile]:
     sources: dict[str, SourceFile] = {}
-    problems: list[Problem] = []
     for path in paths:
         if path.is_file() and not is_policy_file(path):
             hint = "the daemon reads *.yaml and *.yml, and no hidden files"
-            problems.append(Problem(str(path), 0, 0, "", "is not a policy file", hint))
+            problems.add(Problem(str(path), 0, 0, "", "is not a policy file", hint))
             continue
         try:
             sources.update((source.file, source) for source in read_sources(path))
-        except PolicyErrors as error:
-            problems.extend(error.problems)
+        except SettingsErrors as error:
+            problems.update(error.problems)
+    return list(sources.values())
+
+
+def _parse(sources: list[SourceFile], problems: set[Problem]) -> tuple[Policy, ...]:
+    try:
+        return parse_policies(sources)
+    except SettingsErrors as error:
+        problems.update(error.problems)
+        return ()
+
+
+def _print(problems: list[Problem], policies: tuple[Policy, ...], configs: list[Path]) -> None:
+    for problem in problems:
+        print(problem)
     if problems:
-        try:
-            parse_policies(tuple(sources.values()))
-        except PolicyErrors as error:
-            problems.extend(error.problems)
-        raise PolicyErrors(problems)
-    return tuple(sources.values())
+        files = len({problem.file for problem in problems})
+        print(f"{_count(len(problems), 'problem')} in {_count(files, 'file')}")
+        return
+    for path in configs:
+        print(f"{path}: settings of the daemon")
+    for policy in policies:
+        classes = ", ".join(service_class.name for service_class in policy.classes)
+        print(f"{policy.source_file}: policy {policy.name} for {policy.kind}/{policy.deployment}: {classes}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from typing import TYPE_CHECKING
 
+# Not typing's constant: its import would come before SIGHUP is blocked.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 BUILT_IN = {
     "serve": "run the daemon",
     "check": "check policies, or the daemon's settings, before they are live",
+    "status": "show agents, links, policies and what transfers did",
+    "explain": "say why a transfer was sent as it was, or what would be decided",
+    "candidates": "show profiles, their quality, bytes and time, and the Pareto front",
+    "profile": "measure configurations on the real model",
     "reload": "have the daemon read its policies again",
 }
 """Commands of this package with their summaries: each is a module of the same name."""
@@ -36,7 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
     if "serve" in arguments[:1]:
-        # Before anything is imported: SIGHUP would end the process until the daemon handles it. Blocked, it waits.
+        # Before anything else: SIGHUP would end the process until the daemon handles it. Blocked, it waits.
+        import signal
+
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     return _dispatch(arguments)
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
-import uvloop
-
-from controld.composition import build_daemon
-from controld.config import Config, find_config_file, load_config
-from controld.obs.logs import configure_logging
-from controld.systemd import Notifier
+if TYPE_CHECKING:
+    from controld.config import Config
 
 SUMMARY = "run the daemon"
 EXAMPLES = """\
@@ -28,12 +25,21 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
+    from controld.config import find_config_file, load_config
+    from controld.obs.logs import configure_logging
+
     config = load_config(find_config_file(arguments.config))
     configure_logging(config.log_format, config.log_level)
+
+    import uvloop
+
     uvloop.run(_serve(config))
     return 0
 
 
 async def _serve(config: Config) -> None:
+    from controld.composition import build_daemon
+    from controld.systemd import Notifier
+
     # Built inside the loop: parts that make locks and queues need it running.
     await build_daemon(config, Notifier.from_environment(os.environ)).run()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from controld.contract.decision import DEFAULT_CLASS
 from controld.policy.model import TIERS_BY_KIND, PlaneKind, Tier
-from controld.policy.settings import Path, Reading
+from controld.policy.settings import Path, Reading, suggest
 from controld.policy.strict_yaml import Node, Scalar, Table
 from controld.policy.strict_yaml import Sequence as YamlSequence
 
@@ -92,7 +92,7 @@ def _check_tenants(reading: Reading, tenants: dict[str, Path]) -> None:
         if tenant is None and row.get("tenant") is None and _DEFAULT_TENANT not in tenants:
             reading.add(path, "has no tenant, and there is no tenant default", f"tenants: {known}")
         elif tenant is not None and tenant not in tenants:
-            reading.add((*path, "tenant"), f'there is no tenant "{tenant}"', f"tenants: {known}")
+            reading.add((*path, "tenant"), f'there is no tenant "{tenant}"', suggest(tenant, tenants, "tenants"))
 
 
 def _check_tiers(reading: Reading) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from controld.contract.errors import FieldError
 from controld.contract.quantity import parse_duration_s, parse_rate_bytes_per_s, parse_share, parse_size_bytes
 from controld.policy.problem import Problem
-from controld.policy.strict_yaml import Node, Position, Scalar, Sequence, Table, parse, path_text, to_plain
+from controld.policy.strict_yaml import Node, Position, Sequence, Table, parse, path_text, to_plain
 
 Path = tuple[str | int, ...]
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -32,10 +32,12 @@ def refuse(problem: str, hint: str = "") -> PydanticCustomError:
 
 def _quantity(convert: Callable[..., float], *, positive: bool = False, most: float | None = None) -> PlainValidator:
     def validate(value: object) -> float:
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise refuse(f"must be a number with a unit, not {_shown(value)}")
         # A bare number is shown as it would look in quotes: it is the unit that is missing, not the type.
-        bare = isinstance(value, int | float) and not isinstance(value, bool)
+        text = value if isinstance(value, str) else f"{value:.12g}"
         try:
-            number = convert(f"{value:.12g}" if bare else value, field="value")
+            number = convert(text, field="value")
         except FieldError as error:
             raise refuse(error.problem, error.hint) from error
         if positive and number <= 0:
@@ -53,6 +55,13 @@ RateBytesPerS = Annotated[float, _quantity(parse_rate_bytes_per_s, positive=True
 Share = Annotated[float, _quantity(parse_share)]
 HalfShare = Annotated[float, _quantity(parse_share, most=0.5)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+
+
+def suggest(word: str, known: Iterable[str], label: str) -> str:
+    """A hint for a word that is not known: the one that was meant, or all that are."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"{label}: {', '.join(known) or 'none'}"
 
 
 class Reading:
@@ -110,8 +119,7 @@ class Reading:
         if detail["type"] == "extra_forbidden":
             of_key = True
             known = _known_keys(model, path[:-1])
-            close = difflib.get_close_matches(str(path[-1]), known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+            hint = suggest(str(path[-1]), known, "known")
         place = self.position(path, of_key=of_key)
         # A value that YAML already refused needs no second complaint.
         if not any((p.line, p.column) == place and p.path == path_text(path) for p in self.problems):
@@ -201,21 +209,12 @@ def _explain(detail: ErrorDetails) -> tuple[str, str]:
         return f"{shown} is {words} {context[key]:g}", ""
     if kind in ("literal_error", "enum"):
         allowed = str(context["expected"]).replace("'", "").replace(" or ", ", ")
-        close = difflib.get_close_matches(str(value), allowed.split(", "), n=1)
-        hint = f"did you mean {close[0]}?" if close else f"one of: {allowed}"
-        return (
-            f"{shown} is not known" if kind == "enum" else f"must be {allowed}, not {shown}",
-            hint if kind == "enum" else "",
-        )
+        if kind == "literal_error":
+            return f"must be {allowed}, not {shown}", ""
+        return f"{shown} is not known", suggest(str(value), allowed.split(", "), "known")
     if kind == "string_pattern_mismatch":
         return f"{shown} is not a name", "letters, digits, _ . - and at most 63 characters"
     if kind == "too_short":
         return "is empty", ""
     message = detail["msg"]
     return message[:1].lower() + message[1:], ""
-
-
-__all__ = [
-    "DurationS", "HalfShare", "Name", "Path", "RateBytesPerS", "Reading", "Scalar", "Share", "SizeBytes", "StrictModel",
-    "Table", "refuse",
-]  # fmt: skip

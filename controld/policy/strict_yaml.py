@@ -133,7 +133,7 @@ def parse(content: bytes, limits: Limits | None = None) -> Document:
         mark = error.problem_mark or error.context_mark
         position = Position(mark.line + 1, mark.column + 1) if mark else Position(1, 1)
         problem = f"not YAML: {error.problem or error.context}"
-        builder.flaws.append(Flaw(position, "", problem, _syntax_hint(text, position)))
+        builder.flaws.append(Flaw(position, "", problem, _syntax_hint(text, position, error)))
         return Document(None, tuple(builder.flaws))
     if builder.root is None and not builder.flaws:
         builder.flaws.append(Flaw(Position(1, 1), "", "the file is empty"))
@@ -430,8 +430,11 @@ def _end_of(text: str) -> Position:
     return Position(len(lines), len(lines[-1]) + 1)
 
 
-def _syntax_hint(text: str, position: Position) -> str:
+def _syntax_hint(text: str, position: Position, error: yaml.MarkedYAMLError) -> str:
     lines = text.splitlines()
     if position.line <= len(lines) and "\t" in lines[position.line - 1][: position.column]:
         return "indent with spaces, not tabs"
+    begin = error.context_mark
+    if error.context and begin:
+        return f"{error.context} that begins at {Position(begin.line + 1, begin.column + 1)}"
     return ""

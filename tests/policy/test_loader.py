@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controld.contract.decision import ClassRule
+from controld.policy.loader import SourceFile, load_policies, parse_policies
+from controld.policy.model import Objective, PlaneKind, Policy, PolicySet, Slo, Tier, content_hash
+from controld.policy.problem import PolicyErrors
+
+
+def parse(*texts: str) -> tuple[Policy, ...]:
+    return parse_policies([SourceFile(f"{name}.yaml", text.encode()) for name, text in zip("abc", texts, strict=False)])
+
+
+def problems(*texts: str) -> list[str]:
+    with pytest.raises(PolicyErrors) as caught:
+        parse(*texts)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def changed(text: str, old: str, new: str) -> str:
+    assert old in text
+    return text.replace(old, new, 1)
+
+
+def test_quantities_become_si_units_and_defaults_are_lossless(good: str) -> None:
+    (policy,) = parse(good)
+    assert (policy.name, policy.kind, policy.deployment) == ("chat-fleet", PlaneKind.SGLANG, "chat")
+    link = policy.link("default")
+    assert link is not None
+    assert link.rate_bytes_per_s == 1.25e9
+    assert policy.guard.sample_share == 0.01
+    chat, default = policy.classes
+    assert chat.rule == ClassRule("chat", extra_key="class=chat")
+    assert chat.slo == Slo(ttft_s=0.3, percentile=90)
+    assert chat.tiers == (Tier.PD, Tier.PREFIX_STORE)
+    assert (chat.max_quality_loss_nats, chat.explore_share, chat.objective) == (0.02, 0.02, Objective.LATENCY)
+    assert default.rule == ClassRule("default")
+    assert (default.tenant, default.max_quality_loss_nats, default.slo) == ("default", 0, None)
+
+
+def test_the_example_policy_of_the_repository_is_right() -> None:
+    (policy,) = load_policies(Path(__file__).parents[2] / "policies")
+    assert [service_class.name for service_class in policy.classes] == ["chat", "default"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("kind: sglang", "kind: sglng", '4:16: select.kind: "sglng" is not known (did you mean sglang?)'),
+        ("v1", "v2", '1:13: apiVersion: must be controld/v1, not "controld/v2"'),
+        ("kind: Policy\n", "", "1:1: kind: is missing"),
+        ("10Gbit", "10", 'links.default.rate: "10" has no unit (write 10Gbit)'),
+        ("10Gbit", "0Gbit", 'links.default.rate: "0Gbit" is not above zero'),
+        ("10Gbit", "-1Gbit", 'links.default.rate: "-1Gbit" is negative'),
+        ("10Gbit", "[1]", "5:25: links.default.rate: must be a number with a unit, not a list"),
+        ("default: {rate", "'a b': {rate", '5:9: links.a b: "a b" is not a name (letters, digits, _ . -'),
+        ("weight: 3", "weight: -1", "7:26: tenants[0].weight: -1 is not above 0"),
+        ("weight: 3", "weight: true", "7:26: tenants[0].weight: must be a number, not true"),
+        ("weight: 3", 'weight: "3"', '7:26: tenants[0].weight: must be a number, not "3"'),
+        ("weight: 3", "weight: .nan", "7:26: tenants[0].weight: .nan is not a finite number"),
+        ("- {name: acme", "- {name: acme, weight: 1}\n  - {name: acme", '8:12: tenants[1].name: "acme" is used'),
+        ("dialogue", "5", '13:15: classes[0].workload: must be a string, not 5 (write "5" in quotes)'),
+        ("workload: dialogue\n    ", "", "10:5: classes[0].workload: is missing"),
+        ("[pd, prefix_store]", "[pd, pd]", '14:17: classes[0].tiers[1]: "pd" is listed twice'),
+        ("[pd, prefix_store]", "[]", "14:12: classes[0].tiers: is empty"),
+        ("[pd, prefix_store]", "pd", '14:12: classes[0].tiers: must be a list, not "pd"'),
+        ("[pd, ", "[disk, ", '14:13: classes[0].tiers[0]: "disk" is not known (known: pd, prefix_store, video)'),
+        ("ttft: 300ms, ", "", "15:10: classes[0].slo: needs exactly one of ttft and jct"),
+        ("ttft: 300ms", "ttft: 300ms, jct: 1s", "15:10: classes[0].slo: needs exactly one of ttft and jct"),
+        ("ttft: 300ms", "ttft: 300", '15:17: classes[0].slo.ttft: "300" has no unit (write 300ms or 0.3s)'),
+        ("ttft: 300ms", "ttft: 3 parsec", "15:17: classes[0].slo.ttft: \"3 parsec\" has an unknown unit"),
+        ("percentile: 90", "percentile: 100", "15:36: classes[0].slo.percentile: 100 is not below 100"),
+        ("percentile: 90", "percentil: 90", "15:24: classes[0].slo.percentil: unknown key (did you mean percentile?)"),
+        ("nats: 0.02", "nats: -0.1", "16:28: classes[0].max_quality_loss_nats: -0.1 is below 0"),
+        ("nats: 0.02", "nats: 2%", '16:28: classes[0].max_quality_loss_nats: must be a number, not "2%"'),
+        ("explore: 2%", "explore: 0.02", '17:14: classes[0].explore: "0.02" has no unit (write 2%)'),
+        ("explore: 2%", "explore: 51%", '17:14: classes[0].explore: "51%" is above 50%'),
+        ('extra_key: "class=chat"', "", "12:12: classes[0].match: matches nothing (give extra_key, priority or both)"),
+        ('    match: {extra_key: "class=chat"}\n', "", "10:5: classes[0]: has no match, so no request would ever"),
+        ("workload: general", "match: {priority: 1}\n    workload: x", "19:12: classes[1].match: default takes what"),
+        ("pin_off", "ignore", '21:32: guard.on_breach: "ignore" is not known (known: pin_off)'),
+        ("guard: {sample", "gard: {sample", "21:1: gard: unknown key (did you mean guard?)"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_named_with_its_place(good: str, old: str, new: str, line: str) -> None:
+    (found,) = problems(changed(good, old, new))
+    assert found.startswith("a.yaml:")
+    assert line in found
+
+
+def test_all_problems_of_all_files_are_reported_at_once(good: str) -> None:
+    first = (
+        good.replace("300ms", "300")
+        .replace("tenant: acme", "tenant: acne")
+        .replace("  - name: default\n    w", "  - name: rest\n    w")
+    )
+    second = good.replace("weight: 3", "weight: 0").replace("chat-fleet", "other")
+    assert problems(first, second, "- 1\n") == [
+        "a.yaml:10:3: classes: has no class default (it takes every request that no other class matches)",
+        'a.yaml:11:13: classes[0].tenant: there is no tenant "acne" (did you mean acme?)',
+        'a.yaml:15:17: classes[0].slo.ttft: "300" has no unit (write 300ms or 0.3s)',
+        "a.yaml:18:5: classes[1]: has no match, so no request would ever belong to it (give match: {extra_key: ...})",
+        "b.yaml:4:9: select: selects the same planes as another policy (first at a.yaml:4:9) (merge the two)",
+        "b.yaml:7:26: tenants[0].weight: 0 is not above 0",
+        "c.yaml:1:1: the file must be a mapping",
+    ]  # fmt: skip
+
+
+def test_names_and_selections_are_unique_over_all_files(good: str) -> None:
+    other = good.replace("deployment: chat", "deployment: other")
+    assert problems(good, other) == ['b.yaml:3:18: metadata.name: "chat-fleet" is used twice (first at a.yaml:3:18)']
+    renamed = other.replace("chat-fleet", "other")
+    assert [policy.name for policy in parse(renamed, good)] == ["chat-fleet", "other"]
+
+
+def test_a_class_that_is_never_reached_is_refused(good: str) -> None:
+    narrower = '  - {name: late, match: {extra_key: "class=chat", priority: 1}, workload: x, tiers: [pd]}\n'
+    text = good.replace("  - name: default\n    w", narrower + "  - name: default\n    w")
+    assert problems(text) == [
+        "a.yaml:18:25: classes[1].match: is never reached: classes[0] above it matches all of it"
+    ]  # fmt: skip
+
+
+def test_without_tenants_there_is_the_default_one(good: str) -> None:
+    text = good.replace("tenants:\n  - {name: acme, weight: 3}\n  - {name: default, weight: 1}\n", "")
+    (policy,) = parse(text.replace("    tenant: acme\n", ""))
+    assert [(tenant.name, tenant.weight) for tenant in policy.tenants] == [("default", 1.0)]
+    assert problems(text) == ['a.yaml:8:13: classes[0].tenant: there is no tenant "acme" (tenants: default)']
+
+
+def test_the_hash_is_of_the_meaning(good: str) -> None:
+    reference = content_hash(parse(good))
+    reordered = """\
+# the same, written otherwise
+kind: Policy
+apiVersion: controld/v1
+select: {deployment: chat, kind: sglang}
+metadata:
+  name: "chat-fleet"
+guard: {on_breach: pin_off, sample: 1.0%}
+classes:
+  - {tiers: [prefix_store, pd], name: chat, max_quality_loss_nats: 2e-2, slo: {ttft: 0.3s}, workload: dialogue,
+     match: {extra_key: class=chat}, tenant: acme}
+  - {name: default, tiers: [pd, prefix_store], workload: general, tenant: default, objective: latency}
+tenants: [{weight: 1.0, name: default}, {name: acme, weight: 3}]
+links: {default: {rate: 10000Mbit/s}}
+"""
+    assert content_hash(parse(reordered)) == reference
+    for old, new in (("0.02", "0.03"), ("weight: 3", "weight: 4"), ("300ms", "301ms"), ("dialogue", "code")):
+        assert content_hash(parse(changed(good, old, new))) != reference
+
+
+def test_the_order_of_classes_has_a_meaning(good: str) -> None:
+    first = "  - {name: a, match: {priority: 1}, workload: x, tiers: [pd]}\n"
+    second = '  - {name: b, match: {extra_key: "b"}, workload: x, tiers: [pd]}\n'
+    one, other = (good.replace("classes:\n", "classes:\n" + a + b) for a, b in ((first, second), (second, first)))
+    assert content_hash(parse(one)) != content_hash(parse(other))
+
+
+def test_a_plane_finds_its_policy(good: str) -> None:
+    policies = parse(good)
+    policy_set = PolicySet(1, content_hash(policies), policies)
+    assert policy_set.for_plane("sglang", "chat") is policies[0]
+    assert policy_set.for_plane("sglang", "other") is None
+
+
+def test_a_directory_without_policies_is_a_problem_that_names_it(tmp_path: Path, good: str) -> None:
+    for name in (".hidden.yaml", "chat.yaml~", "#chat.yaml#", "chat.yaml.swp", "notes.txt"):
+        (tmp_path / name).write_text("not: [a policy")
+    with pytest.raises(PolicyErrors, match=f"{tmp_path}: holds no policy"):
+        load_policies(tmp_path)
+    with pytest.raises(PolicyErrors, match="absent: cannot be read: No such file or directory"):
+        load_policies(tmp_path / "absent")
+    (tmp_path / "chat.yml").write_text(good)
+    assert len(load_policies(tmp_path)) == 1
+
+
+def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path, good: str) -> None:
+    (tmp_path / "chat.yaml").write_text(good)
+    (tmp_path / "link.yaml").symlink_to(tmp_path / "gone.yaml")
+    with pytest.raises(PolicyErrors, match=r"link\.yaml: cannot be read: No such file or directory"):
+        load_policies(tmp_path)
+
+
+def test_twenty_thousand_tenants_fit(good: str) -> None:
+    tenants = "".join(f"  - {{name: t{index}, weight: 1}}\n" for index in range(20_000))
+    (policy,) = parse(good.replace("tenants:\n", "tenants:\n" + tenants))
+    assert len(policy.tenants) == 20_002
