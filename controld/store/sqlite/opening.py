@@ -38,6 +38,7 @@ VERSIONS_SKIPPED_AFTER_DAMAGE = 1_000_000
 """A backup may lack the newest versions; a number that agents have seen must not come again with other content."""
 
 _MAGIC = b"SQLite format 3\x00"
+_HEADER_BYTES = 100
 _BUSY_TIMEOUT_S = 5.0
 
 
@@ -115,15 +116,19 @@ def connect_writer(path: Path) -> sqlite3.Connection:
 
 def connect_reader(path: Path) -> sqlite3.Connection:
     """A connection that cannot write."""
-    connection = sqlite3.connect(
+    connection = _connect_read_only(path)
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def _connect_read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(
         f"file:{_uri_path(path)}?mode=ro",
         uri=True,
         isolation_level=None,
         check_same_thread=False,
         timeout=_BUSY_TIMEOUT_S,
     )
-    connection.execute("PRAGMA query_only = ON")
-    return connection
 
 
 def back_up(path: Path) -> None:
@@ -136,7 +141,8 @@ def back_up(path: Path) -> None:
     scratch = path.with_name(BACKUP + ".new")
     try:
         scratch.unlink(missing_ok=True)
-        source = connect_reader(path)
+        # Not `query_only`, which would forbid writing the copy, too.
+        source = _connect_read_only(path)
         try:
             source.execute("VACUUM INTO ?", (str(scratch),))
         finally:
@@ -187,9 +193,13 @@ def _problem(path: Path, *, thorough: bool) -> str:
     if size == 0:
         return "empty file"
     with path.open("rb") as file:
-        head = file.read(len(_MAGIC))
-    if head != _MAGIC:
-        return "all zero bytes at its beginning" if not any(head) else "not an SQLite file"
+        header = file.read(_HEADER_BYTES)
+    if not header.startswith(_MAGIC):
+        return "not an SQLite file" if any(header) else "all zero bytes at its beginning"
+    log = path.with_name(path.name + "-wal")
+    # With pages still in the log the file may rightly be shorter than it says.
+    if not (log.exists() and log.stat().st_size) and size < _stated_bytes(header):
+        return f"truncated: {size} bytes of {_stated_bytes(header)}"
     try:
         connection = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_TIMEOUT_S)
         try:
@@ -211,6 +221,16 @@ def _problem(path: Path, *, thorough: bool) -> str:
             return str(error)
         raise
     return ""
+
+
+def _stated_bytes(header: bytes) -> int:
+    """How long the file says it is (https://sqlite.org/fileformat2.html, sections 1.3.2 and 1.3.8); 0: it does not."""
+    if len(header) < _HEADER_BYTES:
+        return _HEADER_BYTES
+    page_bytes = int.from_bytes(header[16:18], "big")
+    page_bytes = 65536 if page_bytes == 1 else page_bytes
+    valid = header[24:28] == header[92:96]
+    return page_bytes * int.from_bytes(header[28:32], "big") if valid else 0
 
 
 def _recover(directory: Path, problem: str, now_unix_s: float) -> Damage:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from dataclasses import asdict
 from pathlib import Path
 
 from controld.contract.clock import Clock, SystemClock
+from controld.store.errors import StoreError
 from controld.store.records import AuditEvent, Damage
 from controld.store.sqlite.access import Access
 from controld.store.sqlite.effects import SqliteEffects
@@ -20,6 +22,11 @@ RETAIN_VERSIONS = 10_000
 RETAIN_VERSIONS_S = 24 * 3600.0
 RETAIN_EFFECTS = 1_000_000
 RETAIN_AUDIT = 100_000
+
+FIRST_BACKUP_S = 60.0
+BACKUP_INTERVAL_S = 3600.0
+
+_log = logging.getLogger(__name__)
 
 
 class SqliteStore:
@@ -43,6 +50,7 @@ class SqliteStore:
     ) -> None:
         self._directory = directory
         self._lock: int | None = opened.lock
+        self._backups: asyncio.Task[None] | None = None
         self._access = Access(opened.connection, directory / DATABASE, self._note_corruption)
         self.damage: Damage | None = opened.damage
         self.profiles = SqliteProfiles(self._access)
@@ -63,8 +71,12 @@ class SqliteStore:
         retain_versions_s: float = RETAIN_VERSIONS_S,
         retain_effects: int = RETAIN_EFFECTS,
         retain_audit: int = RETAIN_AUDIT,
+        backup_interval_s: float | None = BACKUP_INTERVAL_S,
     ) -> SqliteStore:
         """Open the state in `directory`; a damaged file is set aside and the last good backup, or nothing, taken.
+
+        Args:
+            backup_interval_s: how often that backup is renewed; the first comes a minute after the start. None: never.
 
         Raises:
             StoreError: another daemon has the directory, or it cannot be locked or written.
@@ -82,7 +94,18 @@ class SqliteStore:
         )
         if store.damage is not None:
             await store.audit.append(AuditEvent.STORE_DAMAGED, json.dumps(asdict(store.damage)))
+        if backup_interval_s is not None:
+            store._backups = asyncio.create_task(store._back_up_every(backup_interval_s), name="store-backups")
         return store
+
+    async def _back_up_every(self, interval_s: float) -> None:
+        await asyncio.sleep(min(FIRST_BACKUP_S, interval_s))
+        while True:
+            try:
+                await self.back_up()
+            except StoreError as error:
+                _log.error("no backup of the state: %s", error, extra={"code": error.code})
+            await asyncio.sleep(interval_s)
 
     async def back_up(self) -> None:
         """Copy everything to the backup file that a damaged one is replaced by.
@@ -97,6 +120,9 @@ class SqliteStore:
         if self._lock is None:
             return
         lock, self._lock = self._lock, None
+        if self._backups is not None:
+            self._backups.cancel()
+            await asyncio.wait({self._backups})
         try:
             await asyncio.to_thread(self._access.close)
         finally:
