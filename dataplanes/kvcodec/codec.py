@@ -16,7 +16,6 @@ strides; `buffer` is a writable uint8 tensor or anything with a writable buffer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from controld.contract.configuration import Configuration
-from dataplanes.kvcodec.coders import CODERS
+from dataplanes.kvcodec.coders import CODERS, STORED
 from dataplanes.kvcodec.errors import CodecError, FrameError, FrameErrorReason
 from dataplanes.kvcodec.frame import (
     FIXED_BYTES,
@@ -37,16 +36,12 @@ from dataplanes.kvcodec.frame import (
     encode_metadata,
     section_bytes,
 )
-from dataplanes.kvcodec.layout import KVDtype, KVLayout, Stack, flat_bytes, stack_planes, unstack_planes
-from dataplanes.kvcodec.lossless import join_fields, split_fields
-from dataplanes.kvcodec.parameters import Transform, parse_parameters
-from dataplanes.kvcodec.quantisers import QuantisedStack, StackQuantiser, quantiser_for
-from dataplanes.numerics import hadamard
-from dataplanes.numerics.bounds import output_rounding, through_inverse_hadamard
+from dataplanes.kvcodec.layout import KVLayout, Planes, stack_planes, unstack_planes
+from dataplanes.kvcodec.parameters import parse_parameters
+from dataplanes.kvcodec.stages import RawStage, stage_for
 
 Bytes = NDArray[np.uint8]
 Buffer = Tensor | Bytes | bytearray | memoryview | bytes
-Planes = Tensor | Sequence[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +64,23 @@ class KVCodec:
     Args:
         configuration: a point of `kv_strategy_space(layout)`, or any other that `parse_parameters` accepts.
         layout: the sender's planes.
+        use_native: false runs the torch reference everywhere; the frames are the same.
 
     Raises:
         CodecError: the configuration is malformed or does not fit the layout.
     """
 
-    def __init__(self, configuration: Configuration, layout: KVLayout) -> None:
+    def __init__(self, configuration: Configuration, layout: KVLayout, *, use_native: bool = True) -> None:
         self.configuration = configuration
         self.layout = layout
         self.parameters = parse_parameters(configuration, layout)
         self._coder = CODERS[self.parameters.code]
         self._metadata = encode_metadata(configuration, layout)
-        self._quantisers: tuple[StackQuantiser, ...] = ()
-        if not self.parameters.is_lossless:
-            self._quantisers = tuple(quantiser_for(stack.plane, self.parameters) for stack in layout.stacks)
+        packs, dtype = self._coder.packs_symbols, layout.dtype
+        self._stages = tuple(
+            stage_for(stack, dtype, self.parameters, packs=packs, use_native=use_native) for stack in layout.stacks
+        )
+        self._raw_stages = tuple(RawStage(stack, dtype) for stack in layout.stacks)
 
     @property
     def chunk_alignment_tokens(self) -> int:
@@ -93,16 +91,13 @@ class KVCodec:
     def max_frame_bytes(self, tokens: int, first_token: int = 0) -> int:
         """An upper bound of a frame's size; a frame stored raw fits too."""
         header = FIXED_BYTES + len(self._metadata)
-        raw = header
-        for stack in self.layout.stacks:
-            elements = len(stack.positions) * tokens * stack.plane.heads * stack.plane.head_dim
-            raw += section_bytes(elements * self.layout.dtype.element_bytes)
-        if tokens == 0 or self._stores_raw:
-            return raw
-        coded = header
-        for index, stack in enumerate(self.layout.stacks):
-            for rows, length, levels in self._section_shapes(index, stack, tokens, first_token):
-                coded += section_bytes(self._coder.max_bytes(rows, length, levels))
+        if tokens == 0:
+            return header
+        raw = coded = header
+        for stage, raw_stage in zip(self._stages, self._raw_stages, strict=True):
+            raw += sum(map(section_bytes, raw_stage.section_sizes(tokens, first_token)))
+            sizes = stage.section_sizes(tokens, first_token)
+            coded += sum(section_bytes(self._coder.max_bytes(size)) for size in sizes)
         return max(raw, coded)
 
     def encode(self, planes: Planes, *, first_token: int, chunk_index: int = 0, chunk_count: int = 1) -> bytes:
@@ -140,12 +135,10 @@ class KVCodec:
         writer = FrameWriter(target, self._metadata)
         is_raw = False
         if tokens:
-            sections = None if self._stores_raw else self._code(planes, first_token)
-            if sections is not None and self.parameters.is_lossless and sum(map(len, sections)) >= raw_bytes:
-                sections = None
-            is_raw = sections is None and not self._stores_raw
+            sections = self._code(planes, first_token)
             if sections is None:
-                sections = [_raw_section(planes, stack) for stack in self.layout.stacks]
+                is_raw = True
+                sections = [part for stage in self._raw_stages for part in stage.encode(planes, first_token) or ()]
             for section in sections:
                 writer.add_section(section)
         return writer.finish(
@@ -165,87 +158,44 @@ class KVCodec:
             bound may be anything, NaN included.
         """
         bounds = [torch.zeros(plane.shape, dtype=torch.float32, device=plane.device) for plane in planes]
-        if self.parameters.is_lossless or self.layout.check_planes(planes) == 0:
-            return bounds
-        for index, stack in enumerate(self.layout.stacks):
-            x = stack_planes(planes, stack).float()
-            if self.parameters.transform is Transform.HADAMARD:
-                rotated = hadamard.forward(x, self.parameters.hadamard_seed)
-                bound = through_inverse_hadamard(self._quantisers[index].bound(rotated, first_token), x)
-            else:
-                bound = self._quantisers[index].bound(x, first_token)
-            bound = bound + output_rounding(x, bound, self.layout.dtype.torch_dtype)
-            unstack_planes(bound, bounds, stack)
+        if self.layout.check_planes(planes):
+            for stage in self._stages:
+                unstack_planes(stage.bound(stack_planes(planes, stage.stack).float(), first_token), bounds, stage.stack)
         return bounds
 
-    @property
-    def _stores_raw(self) -> bool:
-        return self.parameters.is_lossless and self.parameters.code == "none"
-
     def _code(self, planes: Planes, first_token: int) -> list[Bytes] | None:
+        """All coded sections; None if the planes must be stored raw, or are lossless and not smaller coded."""
         sections: list[Bytes] = []
-        for index, stack in enumerate(self.layout.stacks):
-            x = stack_planes(planes, stack)
-            if self.parameters.is_lossless:
-                sections += [self._coder.encode(row, 256) for row in split_fields(x, self.layout.dtype)]
-                continue
-            quantised = self._quantise(index, x, first_token)
-            if quantised is None:
+        for stage in self._stages:
+            plain = stage.encode(planes, first_token)
+            if plain is None:
                 return None
-            levels = self._quantisers[index].symbol_levels
-            sections.append(self._coder.encode(quantised.symbols.reshape(x.shape[0], -1), levels))
-            sections += [self._coder.encode(rows, 256) for rows in quantised.side]
+            sections += [self._coder.encode(part) for part in plain]
+        if self.parameters.is_lossless and self.parameters.code != "none":
+            raw_bytes = sum(plane.nbytes for plane in planes)
+            if sum(section.size for section in sections) >= raw_bytes:
+                return None
         return sections
 
-    def _quantise(self, index: int, x: Tensor, first_token: int) -> QuantisedStack | None:
-        values = x.float()
-        if self.parameters.transform is Transform.HADAMARD:
-            values = hadamard.forward(values, self.parameters.hadamard_seed)
-        return self._quantisers[index].encode(values, first_token)
-
-    def _section_shapes(self, index: int, stack: Stack, tokens: int, first_token: int) -> list[tuple[int, int, int]]:
-        """Rows, length and alphabet of each coded section of a stack."""
-        planes, elements = len(stack.positions), tokens * stack.plane.heads * stack.plane.head_dim
-        if self.parameters.is_lossless:
-            return [(planes, elements, 256)] * self.layout.dtype.element_bytes
-        quantiser = self._quantisers[index]
-        side = quantiser.side_shapes(planes, tokens, first_token)
-        return [(planes, elements, quantiser.symbol_levels), *((rows, length, 256) for rows, length in side)]
-
-    def _decode_stack(self, index: int, stack: Stack, reader: FrameReader) -> Tensor:
-        tokens, first_token = reader.header.tokens, reader.header.first_token
-        shape = (len(stack.positions), tokens, stack.plane.heads, stack.plane.head_dim)
-        dtype = self.layout.dtype
-        if reader.header.is_raw or self._stores_raw:
-            data = reader.next_section()
-            size = int(np.prod(shape)) * dtype.element_bytes
-            if len(data) != size:
-                raise FrameError(FrameErrorReason.PAYLOAD, f"{len(data)} raw bytes where {size} belong")
-            return _tensor_of(data).view(dtype.torch_dtype).view(shape)
-        parts = [
-            self._coder.decode(reader.next_section(), rows, length, levels)
-            for rows, length, levels in self._section_shapes(index, stack, tokens, first_token)
-        ]
-        if self.parameters.is_lossless:
-            return join_fields(tuple(parts), dtype).view(shape)
-        quantised = QuantisedStack(parts[0].reshape(shape), tuple(parts[1:]))
-        values = self._quantisers[index].decode(quantised, first_token)
-        if self.parameters.transform is Transform.HADAMARD:
-            values = hadamard.inverse(values, self.parameters.hadamard_seed)
-        if dtype is KVDtype.FLOAT16:
-            # Half a step above the largest half-precision number would round to infinity.
-            limit = torch.finfo(torch.float16).max
-            values = values.clamp_(-limit, limit)
-        return values
+    def _decode(self, reader: FrameReader, planes: Planes) -> None:
+        header = reader.header
+        for stage in self._raw_stages if header.is_raw else self._stages:
+            sizes = stage.section_sizes(header.tokens, header.first_token)
+            coder = STORED if header.is_raw else self._coder
+            sections = [coder.decode(reader.next_section(), size) for size in sizes]
+            stage.decode(sections, planes, header.first_token)
 
 
-def decode_frame(buffer: Buffer, out: Planes | None = None, *, max_raw_bytes: int = MAX_RAW_BYTES) -> DecodedFrame:
+def decode_frame(
+    buffer: Buffer, out: Planes | None = None, *, max_raw_bytes: int = MAX_RAW_BYTES, use_native: bool = True
+) -> DecodedFrame:
     """Verify and decode one frame.
 
     Args:
         buffer: starts with the frame; may be longer.
         out: where the planes go (any device, any strides, the frame's shapes and dtype); allocated if None.
         max_raw_bytes: refuse frames that would decode to more.
+        use_native: false runs the torch reference everywhere.
 
     Raises:
         FrameError: a check failed. `out` may then hold some of the planes; they must not be used.
@@ -255,7 +205,7 @@ def decode_frame(buffer: Buffer, out: Planes | None = None, *, max_raw_bytes: in
     if header.raw_bytes > max_raw_bytes:
         raise FrameError(FrameErrorReason.TOO_LARGE, f"{header.raw_bytes} raw bytes, at most {max_raw_bytes} wanted")
     try:
-        codec = _codec_for(header.configuration, header.layout)
+        codec = _codec_for(header.configuration, header.layout, use_native)
     except CodecError as error:
         raise FrameError(FrameErrorReason.CONFIGURATION, str(error)) from error
     if out is None:
@@ -269,8 +219,7 @@ def decode_frame(buffer: Buffer, out: Planes | None = None, *, max_raw_bytes: in
         if tokens != header.tokens:
             raise FrameError(FrameErrorReason.SHAPE, f"{header.tokens} tokens where {tokens} are awaited")
     if header.tokens:
-        for index, stack in enumerate(header.layout.stacks):
-            unstack_planes(codec._decode_stack(index, stack, reader), planes, stack)
+        codec._decode(reader, planes)
     reader.finish()
     return DecodedFrame(header, planes)
 
@@ -285,8 +234,8 @@ def peek_header(buffer: Buffer) -> FrameHeader:
 
 
 @lru_cache(maxsize=64)
-def _codec_for(configuration: Configuration, layout: KVLayout) -> KVCodec:
-    return KVCodec(configuration, layout)
+def _codec_for(configuration: Configuration, layout: KVLayout, use_native: bool) -> KVCodec:
+    return KVCodec(configuration, layout, use_native=use_native)
 
 
 def _allocate(layout: KVLayout, tokens: int) -> Planes:
@@ -295,11 +244,6 @@ def _allocate(layout: KVLayout, tokens: int) -> Planes:
         plane = layout.planes[0]
         return torch.empty(len(layout.planes), tokens, plane.heads, plane.head_dim, dtype=dtype)
     return [torch.empty(tokens, plane.heads, plane.head_dim, dtype=dtype) for plane in layout.planes]
-
-
-def _raw_section(planes: Planes, stack: Stack) -> Bytes:
-    array: Bytes = flat_bytes(stack_planes(planes, stack)).cpu().numpy()
-    return array
 
 
 def _byte_view(buffer: Buffer) -> Bytes:
@@ -313,8 +257,3 @@ def _byte_view(buffer: Buffer) -> Bytes:
             raise CodecError("a buffer array is flat, contiguous uint8", code="codec.buffer")
         return buffer
     return np.frombuffer(buffer, np.uint8)
-
-
-def _tensor_of(data: memoryview) -> Tensor:
-    array = np.frombuffer(data, np.uint8)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())

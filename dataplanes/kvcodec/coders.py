@@ -1,8 +1,9 @@
-"""Lossless coders of symbol rows, found by name.
+"""Lossless coders of byte rows, found by name.
 
-A coder sees rows of small integers, nothing of KV. `entropy` packs as many symbols as fit into a byte and Huffman-codes
-the bytes with Zstandard's literal coder, one block (one table) or more per row: with two or three symbols per code
-word it comes within about half a per cent of the symbols' entropy, at gigabytes per second, from an ordinary wheel.
+A coder sees bytes, nothing of KV. `entropy` Huffman-codes bytes that hold two or more symbols each, with Zstandard's
+literal coder: a new table every 128 KiB or less, within about half a per cent of the bytes' entropy, at gigabytes per
+second, from an ordinary wheel. An arithmetic coder over single symbols would win nothing on it: sharing a byte already
+exploits what neighbouring tokens have in common.
 """
 
 from __future__ import annotations
@@ -12,13 +13,10 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, Final
 
 import numpy as np
-import torch
 import zstandard
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dataplanes.kvcodec.errors import FrameError, FrameErrorReason
-from dataplanes.numerics import packing
 
 Bytes = NDArray[np.uint8]
 
@@ -27,70 +25,64 @@ class Coder(ABC):
     """One lossless coder. Stateless between calls and safe in any number of threads."""
 
     name: ClassVar[str]
+    packs_symbols: ClassVar[bool]
+    """Whether it wants as many symbols in each byte as fit, rather than one."""
 
     @abstractmethod
-    def max_bytes(self, rows: int, length: int, levels: int) -> int:
-        """An upper bound of what `encode` returns, in bytes."""
+    def max_bytes(self, size: int) -> int:
+        """An upper bound of what `encode` makes of `size` bytes."""
 
     @abstractmethod
-    def encode(self, symbols: Tensor, levels: int) -> Bytes:
-        """Code symbols.
+    def encode(self, plain: Bytes) -> Bytes:
+        """Code a flat array, which may be empty."""
+
+    @abstractmethod
+    def decode(self, coded: memoryview, size: int) -> Bytes:
+        """The plain bytes: a new array, or a view of `coded`.
 
         Args:
-            symbols: uint8 `[rows, length]` on any device, each below `levels`; `length` may be 0.
-            levels: size of the alphabet, 2..256.
-        """
-
-    @abstractmethod
-    def decode(self, data: memoryview, rows: int, length: int, levels: int) -> Tensor:
-        """The symbols, uint8 `[rows, length]` on the CPU.
+            coded: what `encode` returned.
+            size: how many bytes `coded` stands for.
 
         Raises:
-            FrameError: `data` is not what `encode` makes of such rows. Never reads outside `data`, never allocates
-                more than the rows need.
+            FrameError: `coded` does not stand for `size` bytes. Never reads outside `coded`, never allocates more than
+                `size`.
         """
 
 
-class PlainCoder(Coder):
-    """One byte per symbol."""
+class StoredCoder(Coder):
+    """One byte per symbol, as it is."""
 
     name = "none"
+    packs_symbols = False
 
-    def max_bytes(self, rows: int, length: int, levels: int) -> int:
+    def max_bytes(self, size: int) -> int:
         """Exact."""
-        return rows * length
+        return size
 
-    def encode(self, symbols: Tensor, levels: int) -> Bytes:
-        """The symbols themselves."""
-        return _host_bytes(symbols)
+    def encode(self, plain: Bytes) -> Bytes:
+        """Nothing to do."""
+        return plain
 
-    def decode(self, data: memoryview, rows: int, length: int, levels: int) -> Tensor:
-        """A view of `data` where it is writable memory, checked for length only."""
-        return _exact_rows(data, rows, length)
+    def decode(self, coded: memoryview, size: int) -> Bytes:
+        """A view, checked for length only."""
+        if len(coded) != size:
+            raise FrameError(FrameErrorReason.PAYLOAD, f"{len(coded)} stored bytes where {size} belong")
+        return np.frombuffer(coded, np.uint8)
 
 
-class BitpackCoder(Coder):
-    """Mixed-radix packing: as many symbols per byte as fit."""
+class BitpackCoder(StoredCoder):
+    """Packed symbols, stored as they are."""
 
     name = "bitpack"
-
-    def max_bytes(self, rows: int, length: int, levels: int) -> int:
-        """Exact."""
-        return rows * packing.packed_length(length, levels)
-
-    def encode(self, symbols: Tensor, levels: int) -> Bytes:
-        """Packed on the symbols' device."""
-        return _host_bytes(packing.pack(symbols, levels))
-
-    def decode(self, data: memoryview, rows: int, length: int, levels: int) -> Tensor:
-        """Unpacked on the CPU."""
-        return packing.unpack(_exact_rows(data, rows, packing.packed_length(length, levels)), levels, length)
+    packs_symbols = True
 
 
 class ZstdCoder(Coder):
-    """Packed bytes through Zstandard as one stream; finds repeats as well as skewed counts."""
+    """Packed symbols through Zstandard, level 3: finds repeats as well as skewed counts."""
 
     name = "zstd"
+    packs_symbols = True
     _parameters: ClassVar[zstandard.ZstdCompressionParameters] = zstandard.ZstdCompressionParameters.from_level(
         3, write_content_size=1, write_checksum=0
     )
@@ -98,51 +90,45 @@ class ZstdCoder(Coder):
     def __init__(self) -> None:
         self._local = threading.local()
 
-    def max_bytes(self, rows: int, length: int, levels: int) -> int:
-        """Zstandard's own bound, plus a block header per row."""
-        size = rows * packing.packed_length(length, levels)
-        return size + (size >> 7) + 16 * rows + 512
+    def max_bytes(self, size: int) -> int:
+        """Zstandard's own bound, rounded up."""
+        return size + (size >> 7) + 512 if size else 0
 
-    def encode(self, symbols: Tensor, levels: int) -> Bytes:
-        """One Zstandard frame; empty for no symbols."""
-        if symbols.numel() == 0:
-            return np.empty(0, np.uint8)
-        return np.frombuffer(self._compress(_host_bytes(packing.pack(symbols, levels)), symbols.shape[0]), np.uint8)
-
-    def decode(self, data: memoryview, rows: int, length: int, levels: int) -> Tensor:
-        """Checks the announced size before anything is allocated."""
-        width = packing.packed_length(length, levels)
-        if rows * width == 0:
-            return _exact_rows(data, rows, length)
-        plain = np.empty(rows * width, np.uint8)
-        try:
-            announced = zstandard.get_frame_parameters(data).content_size
-            if announced != plain.size:
-                raise FrameError(FrameErrorReason.PAYLOAD, f"{announced} coded bytes where {plain.size} belong")
-            with self._decompressor().stream_reader(data) as reader:
-                found = reader.readinto(plain.data)
-        except zstandard.ZstdError as error:
-            raise FrameError(FrameErrorReason.PAYLOAD, f"undecodable symbols: {error}") from error
-        if found != plain.size:
-            raise FrameError(FrameErrorReason.PAYLOAD, f"{found} coded bytes where {plain.size} belong")
-        return packing.unpack(torch.from_numpy(plain).view(rows, width), levels, length)
-
-    def _compress(self, plain: Bytes, rows: int) -> bytes:
+    def encode(self, plain: Bytes) -> Bytes:
+        """One Zstandard frame; nothing for nothing."""
+        if plain.size == 0:
+            return plain
         compressor = getattr(self._local, "compressor", None)
         if compressor is None:
+            # A context belongs to one thread at a time.
             compressor = self._local.compressor = zstandard.ZstdCompressor(compression_params=self._parameters)
-        return bytes(compressor.compress(plain.data))
+        return np.frombuffer(compressor.compress(plain.data), np.uint8)
 
-    def _decompressor(self) -> zstandard.ZstdDecompressor:
-        # A context belongs to one thread at a time.
+    def decode(self, coded: memoryview, size: int) -> Bytes:
+        """Checks the announced size before anything is decoded."""
+        plain = np.empty(size, np.uint8)
+        if size == 0:
+            if len(coded):
+                raise FrameError(FrameErrorReason.PAYLOAD, f"{len(coded)} coded bytes that stand for none")
+            return plain
         decompressor = getattr(self._local, "decompressor", None)
         if decompressor is None:
             decompressor = self._local.decompressor = zstandard.ZstdDecompressor()
-        return decompressor
+        try:
+            announced = zstandard.get_frame_parameters(coded).content_size
+            if announced != size:
+                raise FrameError(FrameErrorReason.PAYLOAD, f"coded bytes stand for {announced}, not {size}")
+            with decompressor.stream_reader(coded) as reader:
+                found = reader.readinto(plain.data)
+        except zstandard.ZstdError as error:
+            raise FrameError(FrameErrorReason.PAYLOAD, f"undecodable symbols: {error}") from error
+        if found != size:
+            raise FrameError(FrameErrorReason.PAYLOAD, f"{found} decoded bytes where {size} belong")
+        return plain
 
 
 class EntropyCoder(ZstdCoder):
-    """Packed bytes through Zstandard's Huffman coder alone: matches are as good as switched off."""
+    """Packed symbols through Zstandard's Huffman coder alone: matches are as good as switched off."""
 
     name = "entropy"
     _parameters = zstandard.ZstdCompressionParameters(
@@ -157,22 +143,7 @@ class EntropyCoder(ZstdCoder):
     )
 
 
-def _host_bytes(symbols: Tensor) -> Bytes:
-    array: Bytes = symbols.contiguous().cpu().numpy()
-    return array.reshape(-1)
+STORED: Final = StoredCoder()
 
-
-def _exact_rows(data: memoryview, rows: int, length: int) -> Tensor:
-    if len(data) != rows * length:
-        raise FrameError(FrameErrorReason.PAYLOAD, f"{len(data)} bytes of symbols where {rows * length} belong")
-    if rows * length == 0:
-        return torch.empty(rows, length, dtype=torch.uint8)
-    array = np.frombuffer(data, np.uint8)
-    # torch refuses read-only memory; frames that arrive in a staging buffer are writable and not copied.
-    return torch.from_numpy(array if array.flags.writeable else array.copy()).view(rows, length)
-
-
-CODERS: Final[dict[str, Coder]] = {
-    coder.name: coder for coder in (PlainCoder(), BitpackCoder(), EntropyCoder(), ZstdCoder())
-}
+CODERS: Final[dict[str, Coder]] = {coder.name: coder for coder in (STORED, BitpackCoder(), EntropyCoder(), ZstdCoder())}
 """Every coder by the name that configurations use."""

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from dataplanes.kvcodec.errors import CodecError
 
+Planes = Tensor | Sequence[Tensor]
+"""A dense tensor `[planes, tokens, heads, head_dim]`, or one `[tokens, heads, head_dim]` per plane."""
+
 
 class PlaneRole(enum.Enum):
     """What a plane holds. A latent plane (MLA) is quantised with the key's parameters."""
@@ -152,7 +155,7 @@ class KVLayout:
         """`[role, heads, head_dim, count]` per run of equal planes: the form that frames carry."""
         return [[plane.role.value, plane.heads, plane.head_dim, len(list(run))] for plane, run in groupby(self.planes)]
 
-    def check_planes(self, planes: Tensor | Sequence[Tensor]) -> int:
+    def check_planes(self, planes: Planes) -> int:
         """The number of tokens in `planes`, after checking count, shapes and dtype.
 
         Raises:
@@ -180,7 +183,12 @@ class KVLayout:
             raise CodecError(f"{tensor.dtype} where {self.dtype.value} was announced", code="codec.dtype")
 
 
-def stack_planes(planes: Tensor | Sequence[Tensor], stack: Stack) -> Tensor:
+def list_planes(planes: Planes, stack: Stack) -> list[Tensor]:
+    """The planes of a stack, as views."""
+    return [planes[position] for position in stack.positions]
+
+
+def stack_planes(planes: Planes, stack: Stack) -> Tensor:
     """`[planes of the stack, tokens, heads, head_dim]`: a view of a dense tensor, a copy of a list."""
     if isinstance(planes, Tensor):
         span = stack.as_slice
@@ -188,7 +196,7 @@ def stack_planes(planes: Tensor | Sequence[Tensor], stack: Stack) -> Tensor:
     return torch.stack([planes[position] for position in stack.positions])
 
 
-def unstack_planes(values: Tensor, planes: Tensor | Sequence[Tensor], stack: Stack) -> None:
+def unstack_planes(values: Tensor, planes: Planes, stack: Stack) -> None:
     """Write a stack back into `planes` in place, converting to their dtype."""
     if isinstance(planes, Tensor):
         span = stack.as_slice

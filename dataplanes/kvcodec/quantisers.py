@@ -1,7 +1,7 @@
 """The quantise stage over one stack of planes: symbols and side data, and back.
 
-A stack is `[planes, tokens, heads, head_dim]`. Side data are rows of bytes that the coder treats as an alphabet of 256;
-16-bit scales are split so that their predictable high bytes stand together.
+A stack is `[planes, tokens, heads, head_dim]`. Side data are flat bytes; of 16-bit scales all low bytes come first, so
+that the predictable high bytes stand together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataplanes.numerics.bounds import fp8_bound, levels_bound, nvfp4_bound
 
 @dataclass(frozen=True, slots=True)
 class QuantisedStack:
-    """Symbols `[planes, tokens, heads, head_dim]` (uint8) and side rows (uint8 `[rows, length]` each)."""
+    """Symbols `[planes, tokens, heads, head_dim]` and flat side arrays, all uint8."""
 
     symbols: Tensor
     side: tuple[Tensor, ...]
@@ -32,8 +32,8 @@ class StackQuantiser(ABC):
     symbol_levels: int
 
     @abstractmethod
-    def encode(self, x: Tensor, first_token: int) -> QuantisedStack | None:
-        """Quantise float32 `x`; None if a value or a range cannot be expressed, so that the chunk must go raw."""
+    def encode(self, x: Tensor, first_token: int) -> QuantisedStack:
+        """Quantise float32 `x`, whose magnitudes are below 2**96."""
 
     @abstractmethod
     def decode(self, quantised: QuantisedStack, first_token: int) -> Tensor:
@@ -44,8 +44,8 @@ class StackQuantiser(ABC):
         """Largest error of each element of float32 `x`, before any inverse transform and final rounding."""
 
     @abstractmethod
-    def side_shapes(self, planes: int, tokens: int, first_token: int) -> tuple[tuple[int, int], ...]:
-        """Shapes of the side rows."""
+    def side_sizes(self, planes: int, tokens: int, first_token: int) -> tuple[int, ...]:
+        """Bytes of each side array."""
 
 
 class ChannelLevels(StackQuantiser):
@@ -60,13 +60,11 @@ class ChannelLevels(StackQuantiser):
         self._group = parameters.group
         self.symbol_levels = parameters.levels
 
-    def encode(self, x: Tensor, first_token: int) -> QuantisedStack | None:
+    def encode(self, x: Tensor, first_token: int) -> QuantisedStack:
         """See the base class."""
         grouped = self._grouped(x, first_token)
-        symbols, scale, zero = levels.quantise(grouped, self.symbol_levels, dim=2)
-        if not levels.all_usable(scale, zero):
-            return None
-        return QuantisedStack(self._ungrouped(symbols, x, first_token), (split_bytes(scale), split_bytes(zero)))
+        symbols, step, offset = levels.quantise(grouped, self.symbol_levels, dim=2)
+        return QuantisedStack(self._ungrouped(symbols, x, first_token), (split_bytes(step), split_bytes(offset)))
 
     def bound(self, x: Tensor, first_token: int) -> Tensor:
         """See the base class."""
@@ -82,15 +80,16 @@ class ChannelLevels(StackQuantiser):
         if before or after:
             symbols = torch.nn.functional.pad(symbols, (0, 0, 0, 0, before, after))
         shape = (planes, -1, 1, self._channels)
-        scale, zero = (join_bytes(rows, torch.float16).view(shape) for rows in quantised.side)
+        step = join_bytes(quantised.side[0], torch.bfloat16).view(shape)
+        offset = join_bytes(quantised.side[1], torch.int16).view(shape)
         grouped = symbols.reshape(planes, -1, self._group, self._channels)
-        return self._ungrouped(levels.dequantise(grouped, scale, zero), symbols[:, :tokens], first_token)
+        return self._ungrouped(levels.dequantise(grouped, step, offset), symbols[:, :tokens], first_token)
 
-    def side_shapes(self, planes: int, tokens: int, first_token: int) -> tuple[tuple[int, int], ...]:
+    def side_sizes(self, planes: int, tokens: int, first_token: int) -> tuple[int, ...]:
         """See the base class."""
         before, after = self._missing(tokens, first_token)
         groups = (before + tokens + after) // self._group
-        return ((2, planes * groups * self._channels),) * 2
+        return (2 * planes * groups * self._channels,) * 2
 
     def _grouped(self, x: Tensor, first_token: int) -> Tensor:
         """`[planes, groups, tokens per group, channels]`."""
@@ -122,13 +121,11 @@ class TokenLevels(StackQuantiser):
         self._group = parameters.channels_per_group(plane.head_dim)
         self.symbol_levels = parameters.levels
 
-    def encode(self, x: Tensor, first_token: int) -> QuantisedStack | None:
+    def encode(self, x: Tensor, first_token: int) -> QuantisedStack:
         """See the base class."""
         grouped = x.reshape(*x.shape[:2], -1, self._group)
-        symbols, scale, zero = levels.quantise(grouped, self.symbol_levels, dim=3)
-        if not levels.all_usable(scale, zero):
-            return None
-        return QuantisedStack(symbols.view(x.shape), (split_bytes(scale), split_bytes(zero)))
+        symbols, step, offset = levels.quantise(grouped, self.symbol_levels, dim=3)
+        return QuantisedStack(symbols.view(x.shape), (split_bytes(step), split_bytes(offset)))
 
     def bound(self, x: Tensor, first_token: int) -> Tensor:
         """See the base class."""
@@ -139,12 +136,13 @@ class TokenLevels(StackQuantiser):
         """See the base class."""
         symbols = quantised.symbols
         grouped = symbols.reshape(*symbols.shape[:2], -1, self._group)
-        scale, zero = (join_bytes(rows, torch.float16).view(*grouped.shape[:3], 1) for rows in quantised.side)
-        return levels.dequantise(grouped, scale, zero).view(symbols.shape)
+        step = join_bytes(quantised.side[0], torch.bfloat16).view(*grouped.shape[:3], 1)
+        offset = join_bytes(quantised.side[1], torch.int16).view(*grouped.shape[:3], 1)
+        return levels.dequantise(grouped, step, offset).view(symbols.shape)
 
-    def side_shapes(self, planes: int, tokens: int, first_token: int) -> tuple[tuple[int, int], ...]:
+    def side_sizes(self, planes: int, tokens: int, first_token: int) -> tuple[int, ...]:
         """See the base class."""
-        return ((2, planes * tokens * self._plane.heads * self._plane.head_dim // self._group),) * 2
+        return (2 * planes * tokens * self._plane.heads * self._plane.head_dim // self._group,) * 2
 
 
 class Fp8E4m3(StackQuantiser):
@@ -155,11 +153,9 @@ class Fp8E4m3(StackQuantiser):
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
 
-    def encode(self, x: Tensor, first_token: int) -> QuantisedStack | None:
+    def encode(self, x: Tensor, first_token: int) -> QuantisedStack:
         """See the base class."""
         codes, scale = fp8.quantise(x)
-        if not levels.all_usable(scale):
-            return None
         return QuantisedStack(codes, (split_bytes(scale),))
 
     def bound(self, x: Tensor, first_token: int) -> Tensor:
@@ -172,9 +168,9 @@ class Fp8E4m3(StackQuantiser):
         scale = join_bytes(quantised.side[0], torch.bfloat16).view(*codes.shape[:3], 1)
         return fp8.dequantise(codes.contiguous(), scale)
 
-    def side_shapes(self, planes: int, tokens: int, first_token: int) -> tuple[tuple[int, int], ...]:
+    def side_sizes(self, planes: int, tokens: int, first_token: int) -> tuple[int, ...]:
         """See the base class."""
-        return ((2, planes * tokens * self._plane.heads),)
+        return (2 * planes * tokens * self._plane.heads,)
 
 
 class Nvfp4(StackQuantiser):
@@ -185,12 +181,10 @@ class Nvfp4(StackQuantiser):
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
 
-    def encode(self, x: Tensor, first_token: int) -> QuantisedStack | None:
+    def encode(self, x: Tensor, first_token: int) -> QuantisedStack:
         """See the base class."""
         codes, block_scale, outer = nvfp4.quantise(x)
-        if not levels.all_usable(outer):
-            return None
-        return QuantisedStack(codes, (block_scale.view(1, -1), split_bytes(outer)))
+        return QuantisedStack(codes, (flat_bytes(block_scale), split_bytes(outer)))
 
     def bound(self, x: Tensor, first_token: int) -> Tensor:
         """See the base class."""
@@ -204,9 +198,9 @@ class Nvfp4(StackQuantiser):
         block_scale = quantised.side[0].view(*codes.shape[:3], self._blocks)
         return nvfp4.dequantise(codes, block_scale, join_bytes(quantised.side[1], torch.bfloat16).view(codes.shape[:2]))
 
-    def side_shapes(self, planes: int, tokens: int, first_token: int) -> tuple[tuple[int, int], ...]:
+    def side_sizes(self, planes: int, tokens: int, first_token: int) -> tuple[int, ...]:
         """See the base class."""
-        return (1, planes * tokens * self._plane.heads * self._blocks), (2, planes * tokens)
+        return planes * tokens * self._plane.heads * self._blocks, 2 * planes * tokens
 
     @property
     def _blocks(self) -> int:
@@ -228,10 +222,10 @@ def quantiser_for(plane: Plane, parameters: CodecParameters) -> StackQuantiser:
 
 
 def split_bytes(values: Tensor) -> Tensor:
-    """Elements of `n` bytes as `[n, elements]` bytes, lowest byte first."""
-    return flat_bytes(values).view(-1, values.element_size()).t().contiguous()
+    """Bytes of 16-bit elements: all low bytes, then all high bytes."""
+    return flat_bytes(values).view(-1, 2).t().reshape(-1)
 
 
-def join_bytes(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Undo `split_bytes`: a flat tensor of `dtype`."""
-    return flat_bytes(rows.t()).view(dtype)
+def join_bytes(data: Tensor, dtype: torch.dtype) -> Tensor:
+    """Undo `split_bytes`: a flat tensor of a 16-bit `dtype`."""
+    return flat_bytes(data.view(2, -1).t()).view(dtype)

@@ -3,12 +3,12 @@
 Every format is a pair of pure torch functions, the same source for every device:
 
 - `hadamard`: seeded randomised Hadamard transform over the head dimension (blocked where it is no power of two);
-- `levels`: any number (2..256) of evenly spaced levels between a group's minimum and maximum;
+- `levels`: any number (2..256) of equal cells over a group's range;
 - `fp8`: e4m3 bytes with one scale per head vector;
 - `nvfp4`: e2m1 codes in blocks of 16 with e4m3 block scales and one outer scale per token;
 - `packing`: several small symbols in one byte, mixed radix;
 - `bounds`: how far each format may land from its input.
 
-No function here raises on hostile values. A group that holds an infinity or a NaN, or whose range the side data cannot
-express, comes back with a non-finite scale; `levels.all_usable` over the side data is the one check a caller needs.
+Inputs are finite and below 2**96 in magnitude, which the caller checks once; all-zero, constant, subnormal and wildly
+uneven inputs are fine.
 """

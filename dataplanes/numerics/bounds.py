@@ -1,6 +1,6 @@
 """How far a decoded value may lie from its input, from the input alone.
 
-Each bound holds for every finite input whose side data are finite. They leave room for float32 arithmetic, not for the
+Each bound holds for inputs below 2**96 in magnitude. They leave room for float32 arithmetic, not for the
 final rounding to the pool's type (`output_rounding`).
 """
 
@@ -11,17 +11,19 @@ from torch import Tensor
 
 from dataplanes.numerics.fp8 import LARGEST as FP8_LARGEST
 from dataplanes.numerics.hadamard import block_size
-from dataplanes.numerics.levels import SMALLEST_SCALE
+from dataplanes.numerics.levels import LARGEST_OFFSET_STEPS, SMALLEST_STEP, inverse_cells
 from dataplanes.numerics.nvfp4 import LARGEST as FP4_LARGEST
 
 _SLACK = 1.0 + 2.0**-9
 
 
 def levels_bound(x: Tensor, levels: int, dim: int) -> Tensor:
-    """Half a step: half of (range + what rounding the zero down adds) / (levels - 1); shape with `dim` of length 1."""
+    """Half a step: the range over (levels - 1/16), or 1/2043 of the largest magnitude; `dim` of length 1."""
     low, high = x.amin(dim, keepdim=True), x.amax(dim, keepdim=True)
-    extent = high - low + low.abs() * 2.0**-10 + SMALLEST_SCALE
-    return (extent / (levels - 1) * _SLACK + SMALLEST_SCALE) / 2
+    peak = torch.maximum(low.abs(), high.abs())
+    step = torch.maximum((high - low) * inverse_cells(levels), peak / LARGEST_OFFSET_STEPS)
+    # A bfloat16 rounded up is at most 2**-7 larger.
+    return step.clamp_min(SMALLEST_STEP) * ((1 + 2.0**-7) * _SLACK / 2)
 
 
 def fp8_bound(x: Tensor, dim: int = -1) -> Tensor:

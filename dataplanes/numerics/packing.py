@@ -1,8 +1,8 @@
 """Mixed-radix packing of small symbols into bytes.
 
 `k` symbols of an alphabet of `levels` share one byte, `k` the largest with `levels ** k <= 256`: 6 levels take 2.67
-bits instead of 3, and a byte-wise entropy coder sees `k` symbols at once. Symbol `i` of byte `j` is symbol
-`i * bytes + j` of its row, so that packing and unpacking run over contiguous memory.
+bits instead of 3, and a byte-wise entropy coder sees `k` symbols at once. They are the same channel of `k` neighbouring
+tokens, which are alike, so that the byte's entropy is below the sum of its symbols'.
 """
 
 from __future__ import annotations
@@ -22,53 +22,45 @@ def symbols_per_byte(levels: int) -> int:
     return count
 
 
-def packed_length(length: int, levels: int) -> int:
-    """Bytes of one packed row of `length` symbols."""
-    return -(-length // symbols_per_byte(levels))
+def packed_tokens(tokens: int, levels: int) -> int:
+    """Rows of bytes that `tokens` rows of symbols take."""
+    return -(-tokens // symbols_per_byte(levels))
 
 
 def pack(symbols: Tensor, levels: int) -> Tensor:
-    """Pack rows of symbols.
+    """Pack neighbouring tokens.
 
     Args:
-        symbols: uint8 `[rows, length]`, each below `levels`.
+        symbols: uint8 `[planes, tokens, channels]`, each below `levels`.
         levels: size of the alphabet, 2..256.
 
     Returns:
-        uint8 `[rows, packed_length(length, levels)]`; missing symbols of the last byte count as zero.
+        uint8 `[planes, packed_tokens(tokens, levels), channels]`; missing tokens of the last row count as zero.
     """
     count = symbols_per_byte(levels)
-    if count == 1:
-        return symbols
-    rows, length = symbols.shape
-    width = packed_length(length, levels)
-    missing = width * count - length
+    missing = -symbols.shape[1] % count
     if missing:
-        symbols = functional.pad(symbols, (0, missing))
-    runs = symbols.view(rows, count, width)
-    packed = runs[:, count - 1].clone()
+        symbols = functional.pad(symbols, (0, 0, 0, missing))
+    packed = symbols[:, count - 1 :: count].clone()
     for index in range(count - 2, -1, -1):
-        packed.mul_(levels).add_(runs[:, index])
+        packed.mul_(levels).add_(symbols[:, index::count])
     return packed
 
 
-def unpack(packed: Tensor, levels: int, length: int) -> Tensor:
-    """Undo `pack`: uint8 `[rows, length]`. Bytes that no packing makes give symbols that may reach `levels` or more."""
+def unpack(packed: Tensor, levels: int, tokens: int) -> Tensor:
+    """Undo `pack`: uint8 `[planes, tokens, channels]`.
+
+    Bytes that no packing makes give symbols of `levels` or more in a row's last token, never an error.
+    """
     count = symbols_per_byte(levels)
     if count == 1:
         return packed
-    rows, width = packed.shape
-    symbols = torch.empty(rows, count, width, dtype=torch.uint8, device=packed.device)
+    planes, rows, channels = packed.shape
+    symbols = torch.empty(planes, rows, count, channels, dtype=torch.uint8, device=packed.device)
     rest = packed
     for index in range(count - 1):
-        quotient = _divide(rest, levels)
-        torch.sub(rest, quotient * levels, out=symbols[:, index])
+        quotient = torch.div(rest, levels, rounding_mode="floor")
+        symbols[:, :, index] = rest - quotient * levels
         rest = quotient
-    symbols[:, count - 1] = rest
-    return symbols.view(rows, count * width)[:, :length]
-
-
-def _divide(x: Tensor, divisor: int) -> Tensor:
-    if divisor & (divisor - 1) == 0:
-        return x >> (divisor.bit_length() - 1)
-    return torch.div(x, divisor, rounding_mode="floor")
+    symbols[:, :, count - 1] = rest
+    return symbols.view(planes, rows * count, channels)[:, :tokens]

@@ -1,0 +1,404 @@
+/* Fused CPU kernels of the KV codec: load -> Hadamard -> levels -> pack, and back; and the lossless byte split.
+ *
+ * The Python modules of dataplanes/numerics are the reference, and these functions agree with them bit for bit: the same
+ * operations in the same order in float32, without contraction (-ffp-contract=off). One thread; no allocation survives
+ * a call; nothing is read or written outside the announced shapes.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BFLOAT16 = 0, FLOAT16 = 1, FLOAT32 = 2 };
+enum { DONE = 0, NOT_EXPRESSIBLE = 1, NO_MEMORY = 2 };
+
+#define LANES 16
+#define FRACTION 16.0f
+#define LARGEST_INPUT_BITS 0x6f800000u /* 2**96 */
+
+typedef float vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t lanes __attribute__((vector_size(LANES * 4)));
+
+/* Planes [tokens, heads, head_dim]; heads and head_dim are contiguous within a token. */
+typedef struct {
+    const int64_t *addresses; /* of token 0 of each plane */
+    const int64_t *strides;   /* elements between tokens, per plane */
+    const int64_t *index;     /* row of each token, or NULL for 0, 1, 2, ... */
+    int64_t planes, tokens, heads, head_dim;
+    int64_t dtype;
+} kv_planes;
+
+typedef struct {
+    int64_t first_token;
+    int64_t group;        /* tokens on the channel axis, channels on the token axis */
+    int64_t channel_axis; /* 1: a group is one channel over tokens; 0: channels of one token */
+    int64_t levels;
+    int64_t per_byte; /* symbols that share a byte */
+    int64_t block;    /* Hadamard block, 1 for none */
+    const float *signs;
+    float norm;
+    float inverse_cells;
+    float smallest_step;
+    float inverse_largest_offset;
+} kv_levels;
+
+static inline uint32_t bits_of(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+
+static inline float float_of(uint32_t u) {
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+
+static inline int64_t element_bytes(int64_t dtype) { return dtype == FLOAT32 ? 4 : 2; }
+
+static inline char *row_of(const kv_planes *p, int64_t plane, int64_t token) {
+    int64_t row = p->index ? p->index[token] : token;
+    return (char *)(intptr_t)p->addresses[plane] + row * p->strides[plane] * element_bytes(p->dtype);
+}
+
+/* Converts n elements and returns the largest magnitude's bits: infinities and NaNs exceed every finite limit. */
+static uint32_t load(const char *source, int64_t dtype, int64_t n, float *restrict out) {
+    uint32_t peak = 0;
+    if (dtype == BFLOAT16) {
+        const uint16_t *x = (const uint16_t *)source;
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t u = (uint32_t)x[i] << 16;
+            out[i] = float_of(u);
+            u &= 0x7fffffffu;
+            peak = u > peak ? u : peak;
+        }
+        return peak;
+    }
+    if (dtype == FLOAT16) {
+        const _Float16 *x = (const _Float16 *)source;
+        for (int64_t i = 0; i < n; i++) out[i] = (float)x[i];
+    } else {
+        memcpy(out, source, (size_t)n * 4);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t u = bits_of(out[i]) & 0x7fffffffu;
+        peak = u > peak ? u : peak;
+    }
+    return peak;
+}
+
+static void store(const float *restrict x, int64_t dtype, int64_t n, char *target) {
+    if (dtype == BFLOAT16) {
+        uint16_t *out = (uint16_t *)target;
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t u = bits_of(x[i]);
+            out[i] = (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+        }
+    } else if (dtype == FLOAT16) {
+        _Float16 *out = (_Float16 *)target;
+        for (int64_t i = 0; i < n; i++) {
+            float y = x[i] < -65504.0f ? -65504.0f : x[i];
+            out[i] = (_Float16)(y > 65504.0f ? 65504.0f : y);
+        }
+    } else {
+        memcpy(target, x, (size_t)n * 4);
+    }
+}
+
+static inline vector butterfly_lanes(vector x, lanes partner, vector sign) {
+    return __builtin_shuffle(x, partner) + x * sign;
+}
+
+/* Unnormalised Hadamard transform in place, distance 1 first; n is a power of two. */
+static void butterflies(float *x, int64_t n) {
+    if (n < LANES) {
+        for (int64_t h = 1; h < n; h *= 2)
+            for (int64_t i = 0; i < n; i += 2 * h)
+                for (int64_t j = i; j < i + h; j++) {
+                    float a = x[j], b = x[j + h];
+                    x[j] = a + b;
+                    x[j + h] = a - b;
+                }
+        return;
+    }
+    const lanes p1 = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
+    const lanes p2 = {2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13};
+    const lanes p4 = {4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11};
+    const lanes p8 = {8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7};
+    const vector s1 = {1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1};
+    const vector s2 = {1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1};
+    const vector s4 = {1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1};
+    const vector s8 = {1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1};
+    for (int64_t i = 0; i < n; i += LANES) {
+        vector v = *(const vector *)(x + i);
+        v = butterfly_lanes(v, p1, s1);
+        v = butterfly_lanes(v, p2, s2);
+        v = butterfly_lanes(v, p4, s4);
+        v = butterfly_lanes(v, p8, s8);
+        *(vector *)(x + i) = v;
+    }
+    for (int64_t h = LANES; h < n; h *= 2)
+        for (int64_t i = 0; i < n; i += 2 * h)
+            for (int64_t j = i; j < i + h; j += LANES) {
+                vector a = *(const vector *)(x + j), b = *(const vector *)(x + j + h);
+                *(vector *)(x + j) = a + b;
+                *(vector *)(x + j + h) = a - b;
+            }
+}
+
+static void rotate(float *restrict x, int64_t n, const kv_levels *c) {
+    if (c->block == 1) return;
+    for (int64_t i = 0; i < n; i += c->block) {
+        for (int64_t j = 0; j < c->block; j++) x[i + j] *= c->signs[j];
+        butterflies(x + i, c->block);
+        for (int64_t j = 0; j < c->block; j++) x[i + j] *= c->norm;
+    }
+}
+
+static void rotate_back(float *restrict x, int64_t n, const kv_levels *c) {
+    if (c->block == 1) return;
+    for (int64_t i = 0; i < n; i += c->block) {
+        butterflies(x + i, c->block);
+        for (int64_t j = 0; j < c->block; j++) x[i + j] = x[i + j] * c->norm * c->signs[j];
+    }
+}
+
+/* Step, offset and what the symbol loop needs, from a group's extremes. */
+static inline void grid(const kv_levels *c, float low, float high, float *step, float *offset) {
+    float extent = high - low;
+    float size_low = low < 0 ? -low : low, size_high = high < 0 ? -high : high;
+    float peak = size_low > size_high ? size_low : size_high;
+    float wanted = extent * c->inverse_cells;
+    float floor_by_peak = peak * c->inverse_largest_offset;
+    wanted = wanted > floor_by_peak ? wanted : floor_by_peak;
+    wanted = wanted > c->smallest_step ? wanted : c->smallest_step;
+    float s = float_of((bits_of(wanted) + 0xffffu) & 0xffff0000u);
+    float middle = extent > 0 ? s * (0.5f - 0.5f / FRACTION) : 0.0f;
+    *step = s;
+    *offset = __builtin_rintf((low + middle) * (FRACTION / s));
+}
+
+static inline uint8_t symbol(float x, float zero, float inverse_step, float last) {
+    float q = __builtin_rintf((x - zero) * inverse_step);
+    q = q > 0.0f ? q : 0.0f;
+    return (uint8_t)(int32_t)(q < last ? q : last);
+}
+
+/* One head of one group of tokens: work is [count][n]. low and high are scratch of n. */
+static void quantise_channels(
+    const kv_levels *c, const float *restrict work, int64_t count, int64_t n, float *restrict low,
+    float *restrict high, uint8_t *restrict symbols, int64_t symbol_stride, uint16_t *restrict steps,
+    int16_t *restrict offsets) {
+    memcpy(low, work, (size_t)n * 4);
+    memcpy(high, work, (size_t)n * 4);
+    for (int64_t t = 1; t < count; t++)
+        for (int64_t i = 0; i < n; i++) {
+            float x = work[t * n + i];
+            low[i] = x < low[i] ? x : low[i];
+            high[i] = x > high[i] ? x : high[i];
+        }
+    for (int64_t i = 0; i < n; i++) {
+        float step, offset;
+        grid(c, low[i], high[i], &step, &offset);
+        steps[i] = (uint16_t)(bits_of(step) >> 16);
+        offsets[i] = (int16_t)(int32_t)offset;
+        low[i] = offset * (step / FRACTION);
+        high[i] = 1.0f / step;
+    }
+    float last = (float)(c->levels - 1);
+    for (int64_t t = 0; t < count; t++)
+        for (int64_t i = 0; i < n; i++)
+            symbols[t * symbol_stride + i] = symbol(work[t * n + i], low[i], high[i], last);
+}
+
+static void quantise_group(
+    const kv_levels *c, const float *restrict x, int64_t n, uint8_t *restrict symbols, uint16_t *step_out,
+    int16_t *offset_out) {
+    float low = x[0], high = x[0], step, offset;
+    int64_t i = 0;
+    if (n >= LANES) {
+        float lows[LANES], highs[LANES];
+        memcpy(lows, x, sizeof lows);
+        memcpy(highs, x, sizeof highs);
+        for (i = LANES; i + LANES <= n; i += LANES)
+            for (int64_t j = 0; j < LANES; j++) {
+                float v = x[i + j];
+                lows[j] = v < lows[j] ? v : lows[j];
+                highs[j] = v > highs[j] ? v : highs[j];
+            }
+        for (int64_t j = 0; j < LANES; j++) {
+            low = lows[j] < low ? lows[j] : low;
+            high = highs[j] > high ? highs[j] : high;
+        }
+    }
+    for (; i < n; i++) {
+        low = x[i] < low ? x[i] : low;
+        high = x[i] > high ? x[i] : high;
+    }
+    grid(c, low, high, &step, &offset);
+    *step_out = (uint16_t)(bits_of(step) >> 16);
+    *offset_out = (int16_t)(int32_t)offset;
+    float zero = offset * (step / FRACTION), inverse_step = 1.0f / step, last = (float)(c->levels - 1);
+    for (i = 0; i < n; i++) symbols[i] = symbol(x[i], zero, inverse_step, last);
+}
+
+/* per_byte neighbouring tokens into each byte. */
+static void pack(
+    const uint8_t *restrict symbols, int64_t tokens, int64_t channels, int64_t levels, int64_t per_byte,
+    uint8_t *restrict packed) {
+    for (int64_t t = 0; t < tokens; t += per_byte, packed += channels) {
+        int64_t have = tokens - t < per_byte ? tokens - t : per_byte;
+        memcpy(packed, symbols + (t + have - 1) * channels, (size_t)channels);
+        for (int64_t k = have - 2; k >= 0; k--) {
+            const uint8_t *restrict row = symbols + (t + k) * channels;
+            for (int64_t i = 0; i < channels; i++) packed[i] = (uint8_t)(packed[i] * levels + row[i]);
+        }
+    }
+}
+
+static void unpack(
+    const uint8_t *restrict packed, int64_t tokens, int64_t channels, int64_t levels, int64_t per_byte,
+    uint8_t *restrict symbols, uint8_t *restrict rest) {
+    /* floor(r / levels) for bytes: the reciprocal is exact enough because r * levels < 65536. */
+    uint16_t reciprocal = (uint16_t)((65536 + levels - 1) / levels);
+    for (int64_t t = 0; t < tokens; t += per_byte, packed += channels) {
+        int64_t have = tokens - t < per_byte ? tokens - t : per_byte;
+        const uint8_t *restrict row = packed;
+        for (int64_t k = 0; k < have; k++) {
+            uint8_t *restrict out = symbols + (t + k) * channels;
+            if (k == per_byte - 1) {
+                memcpy(out, row, (size_t)channels);
+                break;
+            }
+            for (int64_t i = 0; i < channels; i++) {
+                uint16_t r = row[i];
+                uint16_t quotient = (uint16_t)(((uint32_t)r * reciprocal) >> 16);
+                out[i] = (uint8_t)(r - quotient * (uint16_t)levels);
+                rest[i] = (uint8_t)quotient;
+            }
+            row = rest;
+        }
+    }
+}
+
+/* Scratch of one call: floats first, then bytes. */
+static float *scratch(int64_t floats, int64_t bytes, uint8_t **byte_part) {
+    float *memory = malloc((size_t)floats * 4 + (size_t)bytes);
+    *byte_part = (uint8_t *)(memory + floats);
+    return memory;
+}
+
+static int64_t tokens_until_boundary(const kv_levels *c, int64_t token) {
+    return c->group - (c->first_token + token) % c->group;
+}
+
+/* packed [planes, ceil(tokens / per_byte), channels]; steps and offsets [planes, groups, channels] on the channel axis,
+ * [planes, tokens, groups] on the token axis. */
+int kv_levels_encode(
+    const kv_planes *p, const kv_levels *c, uint8_t *packed, uint16_t *steps, int16_t *offsets) {
+    int64_t n = p->head_dim, channels = p->heads * n, rows = (p->tokens + c->per_byte - 1) / c->per_byte;
+    int64_t span = c->channel_axis ? (c->group < p->tokens ? c->group : p->tokens) : 1;
+    uint8_t *symbols;
+    float *work = scratch((span + 2) * n, p->tokens * channels, &symbols);
+    if (!work) return NO_MEMORY;
+    float *low = work + span * n, *high = low + n;
+    int status = DONE;
+    for (int64_t plane = 0; plane < p->planes && status == DONE; plane++) {
+        for (int64_t t = 0, count; t < p->tokens && status == DONE; t += count) {
+            count = c->channel_axis ? tokens_until_boundary(c, t) : 1;
+            count = count < p->tokens - t ? count : p->tokens - t;
+            for (int64_t head = 0; head < p->heads; head++) {
+                for (int64_t i = 0; i < count; i++) {
+                    const char *row = row_of(p, plane, t + i) + head * n * element_bytes(p->dtype);
+                    if (load(row, p->dtype, n, work + i * n) >= LARGEST_INPUT_BITS) status = NOT_EXPRESSIBLE;
+                    rotate(work + i * n, n, c);
+                }
+                if (status != DONE) break;
+                uint8_t *target = symbols + t * channels + head * n;
+                if (c->channel_axis) {
+                    quantise_channels(
+                        c, work, count, n, low, high, target, channels, steps + head * n, offsets + head * n);
+                } else {
+                    for (int64_t g = 0; g < n; g += c->group)
+                        quantise_group(c, work + g, c->group, target + g, steps++, offsets++);
+                }
+            }
+            if (c->channel_axis) {
+                steps += channels;
+                offsets += channels;
+            }
+        }
+        if (status == DONE) pack(symbols, p->tokens, channels, c->levels, c->per_byte, packed + plane * rows * channels);
+    }
+    free(work);
+    return status;
+}
+
+static inline void dequantise(
+    const uint8_t *restrict symbols, const float *restrict offsets, const float *restrict steps, int64_t n,
+    float *restrict out) {
+    for (int64_t i = 0; i < n; i++) out[i] = ((float)symbols[i] * FRACTION + offsets[i]) * steps[i];
+}
+
+int kv_levels_decode(
+    const kv_planes *p, const kv_levels *c, const uint8_t *packed, const uint16_t *steps, const int16_t *offsets) {
+    int64_t n = p->head_dim, channels = p->heads * n, rows = (p->tokens + c->per_byte - 1) / c->per_byte;
+    uint8_t *symbols;
+    float *work = scratch(3 * channels, (p->tokens + 1) * channels, &symbols);
+    if (!work) return NO_MEMORY;
+    float *row_steps = work + channels, *row_offsets = row_steps + channels;
+    for (int64_t plane = 0; plane < p->planes; plane++) {
+        unpack(
+            packed + plane * rows * channels, p->tokens, channels, c->levels, c->per_byte, symbols,
+            symbols + p->tokens * channels);
+        int64_t left = 0;
+        for (int64_t t = 0; t < p->tokens; t++) {
+            if (c->channel_axis) {
+                if (left == 0) {
+                    left = tokens_until_boundary(c, t);
+                    for (int64_t i = 0; i < channels; i++) {
+                        row_steps[i] = float_of((uint32_t)steps[i] << 16) / FRACTION;
+                        row_offsets[i] = (float)offsets[i];
+                    }
+                    steps += channels;
+                    offsets += channels;
+                }
+                left--;
+                dequantise(symbols + t * channels, row_offsets, row_steps, channels, work);
+            } else {
+                const uint8_t *row = symbols + t * channels;
+                for (int64_t g = 0; g < channels; g += c->group, steps++, offsets++) {
+                    float step = float_of((uint32_t)*steps << 16) / FRACTION, offset = (float)*offsets;
+                    for (int64_t i = g; i < g + c->group; i++)
+                        work[i] = ((float)row[i] * FRACTION + offset) * step;
+                }
+            }
+            rotate_back(work, channels, c);
+            store(work, p->dtype, channels, row_of(p, plane, t));
+        }
+    }
+    free(work);
+    return DONE;
+}
+
+/* Exponents apart from signs and mantissas, bfloat16: both rows are [planes, tokens, channels]. */
+void kv_split_bfloat16(const kv_planes *p, uint8_t *restrict exponents, uint8_t *restrict rest) {
+    int64_t channels = p->heads * p->head_dim;
+    for (int64_t plane = 0; plane < p->planes; plane++)
+        for (int64_t t = 0; t < p->tokens; t++, exponents += channels, rest += channels) {
+            const uint16_t *row = (const uint16_t *)row_of(p, plane, t);
+            for (int64_t i = 0; i < channels; i++) {
+                exponents[i] = (uint8_t)(row[i] >> 7);
+                rest[i] = (uint8_t)((row[i] & 0x7f) | ((row[i] >> 8) & 0x80));
+            }
+        }
+}
+
+void kv_join_bfloat16(const kv_planes *p, const uint8_t *restrict exponents, const uint8_t *restrict rest) {
+    int64_t channels = p->heads * p->head_dim;
+    for (int64_t plane = 0; plane < p->planes; plane++)
+        for (int64_t t = 0; t < p->tokens; t++, exponents += channels, rest += channels) {
+            uint16_t *row = (uint16_t *)row_of(p, plane, t);
+            for (int64_t i = 0; i < channels; i++)
+                row[i] = (uint16_t)((exponents[i] << 7) | (rest[i] & 0x7f) | ((rest[i] & 0x80) << 8));
+        }
+}

@@ -1,0 +1,148 @@
+"""Builds and loads the native kernels: one C file, compiled for this machine's processor at first use.
+
+Why C beside torch: a fused torch.compile kernel must be specialised for every configuration (12 to 25 seconds each the
+first time), and holds up Python's other threads while it runs. One C file takes about a second once per machine, serves
+every configuration, releases the interpreter lock for the whole call and is faster. Without a compiler the reference
+in `dataplanes.numerics` does the same work, bit for bit, more slowly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+_LOG = logging.getLogger(__name__)
+
+_SOURCE: Final = Path(__file__).with_name("kernels.c")
+_FLAGS: Final = (
+    "-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC",
+    # Same operations in the same order as the reference.
+    "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+)  # fmt: skip
+_COMPILE_TIMEOUT_S: Final = 120
+
+
+class Status(enum.IntEnum):
+    """What a kernel returns."""
+
+    DONE = 0
+    NOT_EXPRESSIBLE = 1
+    NO_MEMORY = 2
+
+
+class PlanesStruct(ctypes.Structure):
+    """`kv_planes` of kernels.c."""
+
+    _fields_ = (
+        ("addresses", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("index", ctypes.c_void_p),
+        ("planes", ctypes.c_int64),
+        ("tokens", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("dtype", ctypes.c_int64),
+    )
+
+
+class LevelsStruct(ctypes.Structure):
+    """`kv_levels` of kernels.c."""
+
+    _fields_ = (
+        ("first_token", ctypes.c_int64),
+        ("group", ctypes.c_int64),
+        ("channel_axis", ctypes.c_int64),
+        ("levels", ctypes.c_int64),
+        ("per_byte", ctypes.c_int64),
+        ("block", ctypes.c_int64),
+        ("signs", ctypes.c_void_p),
+        ("norm", ctypes.c_float),
+        ("inverse_cells", ctypes.c_float),
+        ("smallest_step", ctypes.c_float),
+        ("inverse_largest_offset", ctypes.c_float),
+    )
+
+
+@lru_cache(maxsize=1)
+def load_library() -> ctypes.CDLL | None:
+    """The kernels, or None (logged once, with the reason) where they cannot be built or loaded."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        _LOG.warning("no C compiler: KV codecs run their slower torch reference")
+        return None
+    try:
+        library = ctypes.CDLL(str(_built(compiler)))
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
+        _LOG.warning("KV codec kernels are unavailable, the slower torch reference runs: %s %s", error, detail)
+        return None
+    planes, levels, pointer = ctypes.POINTER(PlanesStruct), ctypes.POINTER(LevelsStruct), ctypes.c_void_p
+    library.kv_levels_encode.argtypes = (planes, levels, pointer, pointer, pointer)
+    library.kv_levels_decode.argtypes = (planes, levels, pointer, pointer, pointer)
+    library.kv_split_bfloat16.argtypes = (planes, pointer, pointer)
+    library.kv_join_bfloat16.argtypes = (planes, pointer, pointer)
+    library.kv_split_bfloat16.restype = None
+    library.kv_join_bfloat16.restype = None
+    return library
+
+
+def _built(compiler: str) -> Path:
+    """Path of the compiled kernels; compiles them unless the cache has them for this source, compiler and processor."""
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True, timeout=30).stdout
+    identity = "\0".join([_SOURCE.read_text(), *_FLAGS, version, _processor()])
+    target = _cache_folder() / f"kernels-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
+    if target.exists() and _is_ours(target):
+        return target
+    with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".so", delete=False) as file:
+        unfinished = Path(file.name)
+    try:
+        subprocess.run(
+            [compiler, *_FLAGS, "-o", str(unfinished), str(_SOURCE)],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=_COMPILE_TIMEOUT_S,
+        )
+        unfinished.chmod(0o700)
+        # Several servers may start at once; each replaces a whole file by an equal one.
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target
+
+
+def _cache_folder() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "controld" / "kvcodec"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if _is_ours(folder) and os.access(folder, os.W_OK):
+            return folder
+    except OSError as error:
+        _LOG.info("no cache for compiled kernels at %s: %s", folder, error)
+    return Path(tempfile.mkdtemp(prefix="controld-kvcodec-"))
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether nobody else could have written what would be loaded."""
+    status = path.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _processor() -> str:
+    """What `-march=native` depends on: a cache may be shared between machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return os.uname().machine
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))}))

@@ -1,0 +1,213 @@
+"""What turns a stack of planes into plain byte sections, which the coder then compresses, and back.
+
+One stage per stack and codec. A stage picks the native kernels where they apply (levels and lossless bfloat16, host
+memory) and the torch reference otherwise; both make the same bytes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dataplanes.kvcodec.layout import KVDtype, Planes, Stack, flat_bytes, list_planes, stack_planes, unstack_planes
+from dataplanes.kvcodec.lossless import join_fields, split_fields
+from dataplanes.kvcodec.native import stack_kernels
+from dataplanes.kvcodec.parameters import CodecParameters, Quantise, Transform
+from dataplanes.kvcodec.quantisers import QuantisedStack, StackQuantiser, quantiser_for
+from dataplanes.numerics import hadamard, packing
+from dataplanes.numerics.bounds import output_rounding, through_inverse_hadamard
+
+Bytes = NDArray[np.uint8]
+
+LARGEST_INPUT = 2.0**96
+"""Stacks with a magnitude from here on, an infinity or a NaN are stored raw."""
+
+
+class Stage(ABC):
+    """One stack's way to bytes. `tokens` is at least 1 everywhere.
+
+    Args:
+        stack: which planes.
+        dtype: their element type.
+    """
+
+    def __init__(self, stack: Stack, dtype: KVDtype) -> None:
+        self.stack = stack
+        self.dtype = dtype
+
+    @abstractmethod
+    def section_sizes(self, tokens: int, first_token: int) -> tuple[int, ...]:
+        """Plain bytes of each section."""
+
+    @abstractmethod
+    def encode(self, planes: Planes, first_token: int) -> list[Bytes] | None:
+        """The plain sections; None if the stack must be stored raw."""
+
+    @abstractmethod
+    def decode(self, sections: Sequence[Bytes], planes: Planes, first_token: int) -> None:
+        """Write the stack into all planes of the layout. Sections have the sizes that were announced."""
+
+    def bound(self, x: Tensor, first_token: int) -> Tensor:
+        """Largest error of each element of the float32 stack `x`: none, unless a stage says otherwise."""
+        return torch.zeros_like(x)
+
+    @property
+    def _token_elements(self) -> int:
+        return len(self.stack.positions) * self.stack.plane.heads * self.stack.plane.head_dim
+
+    def _shape(self, tokens: int) -> tuple[int, int, int, int]:
+        return len(self.stack.positions), tokens, self.stack.plane.heads, self.stack.plane.head_dim
+
+
+class RawStage(Stage):
+    """The planes as they are."""
+
+    def section_sizes(self, tokens: int, first_token: int) -> tuple[int, ...]:
+        """See the base class."""
+        return (tokens * self._token_elements * self.dtype.element_bytes,)
+
+    def encode(self, planes: Planes, first_token: int) -> list[Bytes] | None:
+        """See the base class."""
+        return [_host_bytes(flat_bytes(stack_planes(planes, self.stack)))]
+
+    def decode(self, sections: Sequence[Bytes], planes: Planes, first_token: int) -> None:
+        """See the base class."""
+        values = _tensor_of(sections[0]).view(self.dtype.torch_dtype)
+        unstack_planes(values.view(self._shape(-1)), planes, self.stack)
+
+
+class LosslessStage(Stage):
+    """Exponents apart from the rest, bit for bit."""
+
+    def __init__(self, stack: Stack, dtype: KVDtype, *, use_native: bool) -> None:
+        super().__init__(stack, dtype)
+        self._use_native = use_native and dtype is KVDtype.BFLOAT16
+
+    def section_sizes(self, tokens: int, first_token: int) -> tuple[int, ...]:
+        """See the base class."""
+        return (tokens * self._token_elements,) * self.dtype.element_bytes
+
+    def encode(self, planes: Planes, first_token: int) -> list[Bytes] | None:
+        """See the base class."""
+        listed = list_planes(planes, self.stack)
+        if self._use_native and stack_kernels.is_available(listed):
+            return list(stack_kernels.split_bfloat16(listed))
+        return [_host_bytes(row.reshape(-1)) for row in split_fields(stack_planes(planes, self.stack), self.dtype)]
+
+    def decode(self, sections: Sequence[Bytes], planes: Planes, first_token: int) -> None:
+        """See the base class."""
+        listed = list_planes(planes, self.stack)
+        if self._use_native and stack_kernels.is_available(listed):
+            stack_kernels.join_bfloat16(sections[0], sections[1], listed)
+            return
+        values = join_fields(tuple(_tensor_of(section) for section in sections), self.dtype)
+        unstack_planes(values.view(self._shape(-1)), planes, self.stack)
+
+
+class QuantisedStage(Stage):
+    """Transform, number format and packing."""
+
+    def __init__(
+        self, stack: Stack, dtype: KVDtype, parameters: CodecParameters, *, packs: bool, use_native: bool
+    ) -> None:
+        super().__init__(stack, dtype)
+        self._seed = parameters.hadamard_seed if parameters.transform is Transform.HADAMARD else None
+        self._quantiser: StackQuantiser = quantiser_for(stack.plane, parameters)
+        self._packs = packs
+        self._kernel: stack_kernels.LevelsKernel | None = None
+        if use_native and parameters.quantise is Quantise.LEVELS:
+            self._kernel = stack_kernels.LevelsKernel(stack.plane, parameters.levels_of(stack.plane), self._seed)
+
+    def section_sizes(self, tokens: int, first_token: int) -> tuple[int, ...]:
+        """See the base class."""
+        rows = packing.packed_tokens(tokens, self._quantiser.symbol_levels) if self._packs else tokens
+        return rows * self._token_elements, *self._side_sizes(tokens, first_token)
+
+    def encode(self, planes: Planes, first_token: int) -> list[Bytes] | None:
+        """See the base class."""
+        listed = list_planes(planes, self.stack)
+        if self._kernel is not None and stack_kernels.is_available(listed):
+            steps = self._side_sizes(len(listed[0]), first_token)[0] // 2
+            coded = self._kernel.encode(listed, first_token, self._packs, steps)
+            if coded is None:
+                return None
+            return [coded.packed, _split_pairs(coded.steps), _split_pairs(coded.offsets)]
+        x = stack_planes(planes, self.stack).float()
+        if not bool(x.abs().amax() < LARGEST_INPUT):
+            return None
+        if self._seed is not None:
+            x = hadamard.forward(x, self._seed)
+        quantised = self._quantiser.encode(x, first_token)
+        symbols = quantised.symbols.flatten(2)
+        if self._packs:
+            symbols = packing.pack(symbols, self._quantiser.symbol_levels)
+        return [_host_bytes(flat_bytes(part)) for part in (symbols, *quantised.side)]
+
+    def decode(self, sections: Sequence[Bytes], planes: Planes, first_token: int) -> None:
+        """See the base class."""
+        listed = list_planes(planes, self.stack)
+        if self._kernel is not None and stack_kernels.is_available(listed):
+            packed, steps, offsets = sections
+            coded = stack_kernels.CodedLevels(
+                packed, _join_pairs(steps).view(np.uint16), _join_pairs(offsets).view(np.int16)
+            )
+            self._kernel.decode(coded, listed, first_token, self._packs)
+            return
+        shape = self._shape(len(listed[0]))
+        packed_symbols, *side = (_tensor_of(section).to(listed[0].device) for section in sections)
+        symbols = packed_symbols.view(shape[0], -1, shape[2] * shape[3])
+        if self._packs:
+            symbols = packing.unpack(symbols, self._quantiser.symbol_levels, shape[1])
+        values = self._quantiser.decode(QuantisedStack(symbols.reshape(shape), tuple(side)), first_token)
+        if self._seed is not None:
+            values = hadamard.inverse(values, self._seed)
+        if self.dtype is KVDtype.FLOAT16:
+            # Half a step above the largest half-precision number would round to infinity.
+            limit = torch.finfo(torch.float16).max
+            values = values.clamp(-limit, limit)
+        unstack_planes(values, planes, self.stack)
+
+    def bound(self, x: Tensor, first_token: int) -> Tensor:
+        """See the base class."""
+        if self._seed is None:
+            bound = self._quantiser.bound(x, first_token)
+        else:
+            rotated = hadamard.forward(x, self._seed)
+            bound = through_inverse_hadamard(self._quantiser.bound(rotated, first_token), x)
+        return bound + output_rounding(x, bound, self.dtype.torch_dtype)
+
+    def _side_sizes(self, tokens: int, first_token: int) -> tuple[int, ...]:
+        return self._quantiser.side_sizes(len(self.stack.positions), tokens, first_token)
+
+
+def stage_for(stack: Stack, dtype: KVDtype, parameters: CodecParameters, *, packs: bool, use_native: bool) -> Stage:
+    """The stage of one stack under a configuration."""
+    if not parameters.is_lossless:
+        return QuantisedStage(stack, dtype, parameters, packs=packs, use_native=use_native)
+    if parameters.code == "none":
+        return RawStage(stack, dtype)
+    return LosslessStage(stack, dtype, use_native=use_native)
+
+
+def _host_bytes(x: Tensor) -> Bytes:
+    array: Bytes = x.cpu().numpy()
+    return array
+
+
+def _tensor_of(data: Bytes) -> Tensor:
+    # torch refuses read-only memory; frames that arrive in a staging buffer are writable and not copied.
+    return torch.from_numpy(data if data.flags.writeable else data.copy())
+
+
+def _split_pairs(values: NDArray[np.uint16] | NDArray[np.int16]) -> Bytes:
+    """All low bytes, then all high bytes, which are predictable."""
+    return np.ascontiguousarray(values.view(np.uint8).reshape(-1, 2).T).reshape(-1)
+
+
+def _join_pairs(data: Bytes) -> Bytes:
+    return np.ascontiguousarray(data.reshape(2, -1).T).reshape(-1)

@@ -1,0 +1,128 @@
+"""The native kernels make the very bytes of the torch reference, both ways."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controld.contract.configuration import Configuration
+from dataplanes.kvcodec import KVCodec, KVDtype, KVLayout, decode_frame
+from dataplanes.kvcodec.native import library
+
+torch.set_num_threads(1)
+
+pytestmark = pytest.mark.skipif(library.load_library() is None, reason="no C compiler on this machine")
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    levels=st.tuples(st.integers(2, 256), st.integers(2, 256)),
+    axes=st.tuples(st.sampled_from(["channel", "token"]), st.sampled_from(["channel", "token"])),
+    group=st.sampled_from([4, 16, 32]),
+    transform=st.sampled_from(["none", "hadamard"]),
+    code=st.sampled_from(["none", "bitpack"]),
+    dtype=st.sampled_from(KVDtype),
+    heads=st.integers(1, 3),
+    head_dim=st.sampled_from([1, 4, 36, 64, 80, 96, 100, 128, 576]),
+    tokens=st.integers(1, 50),
+    first_token=st.integers(0, 40),
+    scale=st.sampled_from([1e-40, 1e-6, 1.0, 1e3]),
+    outlier=st.sampled_from([1.0, 1000.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_kernels_equal_the_reference(
+    levels: tuple[int, int],
+    axes: tuple[str, str],
+    group: int,
+    transform: str,
+    code: str,
+    dtype: KVDtype,
+    heads: int,
+    head_dim: int,
+    tokens: int,
+    first_token: int,
+    scale: float,
+    outlier: float,
+    seed: int,
+) -> None:
+    groups = [group if axis == "channel" or head_dim % min(group, head_dim) == 0 else 4096 for axis in axes]
+    configuration = Configuration(
+        {
+            "transform": transform, "quantise": "levels", "code": code,
+            "key_levels": levels[0], "key_axis": axes[0], "key_group": groups[0],
+            "value_levels": levels[1], "value_axis": axes[1], "value_group": groups[1],
+        }
+    )  # fmt: skip
+    layout = KVLayout.keys_then_values(layers=2, heads=heads, head_dim=head_dim, dtype=dtype, page_tokens=4)
+    planes = torch.randn(4, tokens, heads, head_dim, generator=torch.Generator().manual_seed(seed)) * scale
+    planes[..., :: max(head_dim // 3, 1)] *= outlier
+    planes = planes.clamp(-6.5e4, 6.5e4).to(dtype.torch_dtype)
+    native = KVCodec(configuration, layout).encode(planes, first_token=first_token)
+    reference = KVCodec(configuration, layout, use_native=False).encode(planes, first_token=first_token)
+    assert native == reference
+    decoded = decode_frame(native)
+    assert not decoded.header.is_raw
+    plain = decode_frame(native, use_native=False).planes
+    assert torch.equal(torch.as_tensor(decoded.planes).view(torch.uint8), torch.as_tensor(plain).view(torch.uint8))
+
+
+def test_the_lossless_split_equals_the_reference() -> None:
+    every_pattern = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    planes = every_pattern.view(2, 128, 4, 64)
+    layout = KVLayout.keys_then_values(layers=1, heads=4, head_dim=64, dtype=KVDtype.BFLOAT16, page_tokens=16)
+    configuration = Configuration({"transform": "none", "quantise": "none", "code": "zstd"})
+    native = KVCodec(configuration, layout).encode(planes, first_token=0)
+    assert native == KVCodec(configuration, layout, use_native=False).encode(planes, first_token=0)
+    for use_native in (True, False):
+        decoded = torch.as_tensor(decode_frame(native, use_native=use_native).planes)
+        assert torch.equal(decoded.view(torch.uint8), planes.contiguous().view(torch.uint8))
+
+
+def test_kernels_write_only_the_tokens_they_were_given() -> None:
+    layout = KVLayout.keys_then_values(layers=1, heads=2, head_dim=80, dtype=KVDtype.BFLOAT16, page_tokens=4)
+    configuration = Configuration(
+        {
+            "transform": "hadamard", "quantise": "levels", "code": "bitpack",
+            "key_levels": 6, "key_axis": "channel", "key_group": 4,
+            "value_levels": 5, "value_axis": "token", "value_group": 80,
+        }
+    )  # fmt: skip
+    frame = KVCodec(configuration, layout).encode(torch.randn(2, 11, 2, 80).bfloat16(), first_token=2)
+    pool = torch.full((2, 15, 3, 80), 7.0, dtype=torch.bfloat16)
+    decode_frame(frame, [plane[1:12] for plane in pool[:, :, :2].contiguous().unbind(0)])
+    out = pool.clone()
+    decode_frame(frame, [out[0, 2:13, :2], out[1, 2:13, :2]])
+    assert torch.equal(out[:, :2], pool[:, :2])
+    assert torch.equal(out[:, 13:], pool[:, 13:])
+    assert torch.equal(out[:, :, 2], pool[:, :, 2])
+    assert not torch.equal(out[:, 2:13, :2], pool[:, 2:13, :2])
+
+
+def test_without_a_compiler_the_reference_does_the_work(tmp_path: Path) -> None:
+    script = (
+        "from dataplanes.kvcodec.native.library import load_library\n"
+        "import logging; logging.basicConfig()\n"
+        "assert load_library() is None\n"
+    )
+    environment = {"CC": str(tmp_path / "missing"), "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert "slower torch reference" in done.stderr
+
+
+def test_a_cache_that_others_may_write_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "controld" / "kvcodec"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    assert compiler is not None
+    built = library._built(compiler)
+    assert folder not in built.parents
+    shutil.rmtree(built.parent)
