@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,10 @@ from controld.controller.goals import ClassInput, TableRequest
 from controld.controller.grid import Grid
 from controld.controller.knobs.kv_transfer import KvTransfer
 from controld.controller.plan import Indices, Plan, TablePlan
+from controld.controller.posterior import StageCorrection
+
+_STEADY_LOG = 0.01
+_STEADY_SPREAD = 1.25
 
 
 def decide(
@@ -45,7 +50,7 @@ def decide(
 
 
 def _decide_table(request: TableRequest, knob: KvTransfer, grid: Grid, previous: TablePlan | None) -> TablePlan:
-    inputs = request.class_inputs()
+    inputs = _steady(request.class_inputs(), previous)
     if not inputs:
         raise FieldError("table_request.goals", "is empty")
     arms = list({candidate.arm_id: candidate.arm for item in inputs for candidate in item.candidates}.values())
@@ -73,6 +78,50 @@ def _decide_table(request: TableRequest, knob: KvTransfer, grid: Grid, previous:
         cells=mixture_of_cell,
         in_use=in_use,
         prior_bandwidth_bytes_per_s=request.prior_bandwidth_bytes_per_s,
+    )
+
+
+def _steady(inputs: tuple[ClassInput, ...], previous: TablePlan | None) -> tuple[ClassInput, ...]:
+    """Corrections that hardly moved since the previous plan stay what they were, so that small news make no new table.
+
+    They are compared with what was used, not with what was learned, so the error never adds up.
+    """
+    if previous is None:
+        return inputs
+    used = {
+        (item.goal.name, candidate.arm_id): candidate.corrections
+        for item in previous.classes
+        for candidate in item.candidates
+    }
+    return tuple(
+        ClassInput(
+            item.goal,
+            tuple(
+                replace(
+                    candidate,
+                    corrections=tuple(
+                        replace(old, observations=new.observations) if _close(old, new) else new
+                        for old, new in zip(
+                            used.get((item.goal.name, candidate.arm_id), candidate.corrections),
+                            candidate.corrections,
+                            strict=True,
+                        )
+                    ),
+                )
+                for candidate in item.candidates
+            ),
+        )
+        for item in inputs
+    )
+
+
+def _close(old: StageCorrection, new: StageCorrection) -> bool:
+    return (
+        abs(old.mean_log - new.mean_log) <= _STEADY_LOG
+        and new.variance <= old.variance * _STEADY_SPREAD
+        and old.variance <= new.variance * _STEADY_SPREAD
+        and new.noise_variance <= old.noise_variance * _STEADY_SPREAD
+        and old.noise_variance <= new.noise_variance * _STEADY_SPREAD
     )
 
 

@@ -91,7 +91,7 @@ class Context:
 
     Args:
         sizes_bytes: shape [S], positive.
-        bandwidths_bytes_per_s: shape [B], positive; infinity is a wire that costs nothing.
+        bandwidths_bytes_per_s: shape [B], positive and finite.
         loads: shape [L], raw bytes offered per second / bandwidth; not negative.
     """
 

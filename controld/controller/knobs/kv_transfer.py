@@ -4,8 +4,9 @@ For V raw bytes cut into K chunks whose stages overlap, T = rtt + e1 + w1 + d1 +
 and d1 are the seconds of one chunk of V / K bytes: encode `ae + be V/K`, wire `V/(K r B)`, decode `ad + bd V/K`. Raw
 bytes are not chunked: rtt + a + b V + V/B.
 
-Waiting is that of a queue with regular service (M/D/1): S rho / (2 (1 - rho)), S the mean service time. Each stage is a
-server; so is the connection itself where it carries one transfer at a time, as SGLang's worker for a peer does.
+Each stage is a server; so is the connection itself where it carries one transfer at a time, as the worker of an SGLang
+peer does. Waiting is that of the busiest server, as a queue with regular service (M/D/1): S rho / (2 (1 - rho)), where
+S is its mean service time over all classes, which is rho divided by the transfers per second.
 """
 
 from __future__ import annotations
@@ -84,16 +85,15 @@ class KvTransfer:
         slowest = np.maximum(np.maximum(encode, wire), decode)
         service = self.rtt_s + (encode + wire + decode + (chunks - 1.0) * slowest) / chunks
 
-        transfers_per_s = share * load * (bandwidth / size)
-        with np.errstate(invalid="ignore"):
-            stages = [encode, wire, decode, service if self.exclusive_connection else np.zeros_like(service)]
-            work = np.stack([np.broadcast_to(transfers_per_s * s, self._shape(models, context)) for s in stages])
-        # An infinite link offered a share of itself: only the corner of the grid without a wire asks for it, unloaded.
-        work = np.nan_to_num(work, nan=0.0, posinf=np.inf)
+        transfers_per_s = load * (bandwidth / size)
+        stages = [encode, wire, decode, service if self.exclusive_connection else np.zeros_like(service)]
+        shape = self._shape(models, context)
+        work = np.stack([np.broadcast_to(share * transfers_per_s * stage, shape) for stage in stages])
         rho = np.max(work if other_work is None else work + other_work, axis=0)
         stable = rho < 1.0
         room = np.where(stable, 1.0 - rho, 1.0)
-        wait = np.where(stable, service * rho / (2.0 * room), np.inf)
+        mean_service = rho / np.maximum(transfers_per_s, 1e-12)
+        wait = np.where(stable, mean_service * rho / (2.0 * room), np.inf)
         return Prediction(
             encode_s=encode,
             wire_s=wire,

@@ -70,6 +70,17 @@ def test_waiting_is_that_of_a_regular_server() -> None:
     assert prediction.rho[1, 0, 0, 0] < 0.2
 
 
+def test_waiting_is_that_of_the_busiest_server() -> None:
+    m = models()
+    shared = KvTransfer(chunk_bytes=4e6, exclusive_connection=False)
+    prediction = shared.predict(m, ones(m), context(16e6, 1e7, load=2.0))
+    wire, rho = 0.4, 0.5
+    assert prediction.rho[1, 0, 0, 0] == pytest.approx(rho)
+    assert prediction.wait_s[1, 0, 0, 0] == pytest.approx(wire * rho / (2 * (1 - rho)))
+    idle = shared.predict(m, ones(m), context(16e6, 1e7, load=0.0))
+    assert idle.wait_s == pytest.approx(0.0)
+
+
 def test_a_full_server_waits_for_ever() -> None:
     m = models()
     prediction = KNOB.predict(m, ones(m), context(16e6, 1e7, load=1.2))
