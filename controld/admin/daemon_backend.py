@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from controld.fleet.server import FleetServer
 from controld.fleet.session import AgentSession
 from controld.planning.planner import Planner
 from controld.policy.source import PolicySource, ReloadOutcome
+from controld.profiling.service import StudyNotFoundError
 from controld.store.errors import GoneError
 from controld.store.errors import NotFoundError as NotStoredError
 from controld.store.interface import Store
@@ -31,7 +33,7 @@ from controld.store.records import EffectColumn, EffectFilter, EffectRecord
 class Studies(Protocol):
     """What the admin API needs of profiling studies."""
 
-    async def start(self, specification: Json) -> Json: ...
+    async def begin(self, body: Json) -> Json: ...
 
     async def list(self) -> list[Json]: ...
 
@@ -240,19 +242,30 @@ class DaemonBackend:
         return outcome.accepted, outcome.to_json()
 
     async def start_study(self, specification: Json) -> Json:
-        return await self._studies.start(specification)
+        return await self._studies.begin(specification)
 
     async def studies(self) -> list[Json]:
         return await self._studies.list()
 
     async def study(self, study_id: str) -> Json:
-        return await self._studies.get(study_id)
+        with _study_named():
+            return await self._studies.get(study_id)
 
     async def cancel_study(self, study_id: str) -> Json:
-        return await self._studies.cancel(study_id)
+        with _study_named():
+            return await self._studies.cancel(study_id)
 
     def study_events(self, study_id: str) -> AsyncIterator[Json]:
-        return self._studies.events(study_id)
+        with _study_named():
+            return self._studies.events(study_id)
+
+
+@contextmanager
+def _study_named() -> Iterator[None]:
+    try:
+        yield
+    except StudyNotFoundError as error:
+        raise NotFoundError(error.message, hint=error.hint) from error
 
 
 def _effect(record: EffectRecord) -> Json:

@@ -1,0 +1,154 @@
+"""The curated grid: a handful of lossy parts, spread over quality, that any KV plane can be judged by.
+
+The grid is written as wishes in the words of a KV strategy space. Each wish is moved to the nearest point that the
+advertised space has; a wish whose categories the space lacks is dropped. A space that grants no wish (another kind of
+plane) gets an even spread of its own lossy parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from controld.contract.configuration import CODER_PARAMETER, Configuration, Value
+from controld.contract.errors import ControldError
+from controld.contract.space import Parameter, StrategySpace
+
+_MAX_ENUMERATED = 20_000
+_SPREAD_PARTS = 12
+_UNCODED = "none"
+
+
+class GridSize(StrEnum):
+    """How much of the grid. `QUICK` is for a show of two minutes, `FULL` for evidence."""
+
+    QUICK = "quick"
+    FULL = "full"
+
+
+class EmptyGridError(ControldError):
+    """The space has nothing to measure."""
+
+    def __init__(self) -> None:
+        super().__init__("the strategy space has no configuration", code="grid.empty")
+
+
+@dataclass(frozen=True, slots=True)
+class GridPoint:
+    """One trial of the grid: a lossy part and the coders that are measured with it."""
+
+    lossy: Configuration
+    coders: tuple[str, ...]
+
+
+def _levels(
+    key: int,
+    value: int,
+    *,
+    transform: str = "hadamard",
+    key_axis: str = "channel",
+    value_axis: str = "token",
+    group: int = 64,
+) -> dict[str, Value]:
+    return {
+        "transform": transform,
+        "quantise": "levels",
+        "key_levels": key,
+        "key_axis": key_axis,
+        "key_group": group,
+        "value_levels": value,
+        "value_axis": value_axis,
+        "value_group": group,
+    }
+
+
+_QUICK: tuple[dict[str, Value], ...] = (
+    {"transform": "none", "quantise": "none"},
+    {"transform": "none", "quantise": "fp8_e4m3"},
+    {"transform": "none", "quantise": "nvfp4"},
+    _levels(32, 16),
+    _levels(16, 8),
+    _levels(12, 6),
+    _levels(8, 4),
+)
+_FULL: tuple[dict[str, Value], ...] = (
+    *_QUICK,
+    _levels(20, 10),
+    _levels(14, 7),
+    _levels(10, 6),
+    _levels(8, 6),
+    _levels(16, 8, transform="none"),
+    _levels(12, 6, transform="none"),
+    _levels(12, 6, group=32),
+    _levels(16, 8, key_axis="token"),
+    _levels(6, 4),
+)
+
+
+def curated_grid(space: StrategySpace, size: GridSize = GridSize.FULL) -> tuple[GridPoint, ...]:
+    """The grid of a space, each lossy part once, in a fixed order.
+
+    The quick grid leaves out the coder that does not code.
+
+    Raises:
+        EmptyGridError: the space holds no configuration.
+    """
+    wishes = _QUICK if size is GridSize.QUICK else _FULL
+    parts = dict.fromkeys(part for part in (nearest(space, wish) for wish in wishes) if part is not None)
+    if not parts:
+        parts = dict.fromkeys(_spread(space))
+    points = []
+    for part in parts:
+        coders = tuple(str(full.get(CODER_PARAMETER, "")) for full in space.coders(part))
+        if size is GridSize.QUICK and len(coders) > 1:
+            coders = tuple(code for code in coders if code != _UNCODED)
+        if coders:
+            points.append(GridPoint(part, _cheapest_first(coders)))
+    if not points:
+        raise EmptyGridError
+    return tuple(points)
+
+
+def nearest(space: StrategySpace, wish: Mapping[str, Value]) -> Configuration | None:
+    """The lossy part of the space that is nearest to a wish; None where it lacks a category that was wished for.
+
+    Ordered numbers move to the value with the smallest ratio. What the wish leaves open takes the first category or the
+    middle number.
+    """
+    values: dict[str, Value] = {}
+    for parameter in space.parameters:
+        if not parameter.lossy or not space.is_active(parameter.name, values):
+            continue
+        value = _choose(parameter, wish.get(parameter.name))
+        if value is None:
+            return None
+        values[parameter.name] = value
+    part = Configuration(values)
+    return part if space.coders(part) else None
+
+
+def _choose(parameter: Parameter, wanted: Value | None) -> Value | None:
+    if wanted is None:
+        return parameter.values[len(parameter.values) // 2 if parameter.ordered else 0]
+    if wanted in parameter.values:
+        return wanted
+    numbers = [value for value in parameter.values if not isinstance(value, str | bool) and value > 0]
+    if not parameter.ordered or not numbers or isinstance(wanted, str | bool) or wanted <= 0:
+        return None
+    target = math.log(wanted)
+    return min(numbers, key=lambda number: abs(math.log(number) - target))
+
+
+def _spread(space: StrategySpace) -> list[Configuration]:
+    parts = list(itertools.islice(space.enumerate(lossy_only=True), _MAX_ENUMERATED))
+    if len(parts) <= _SPREAD_PARTS:
+        return parts
+    return [parts[round(i * (len(parts) - 1) / (_SPREAD_PARTS - 1))] for i in range(_SPREAD_PARTS)]
+
+
+def _cheapest_first(coders: tuple[str, ...]) -> tuple[str, ...]:
+    # The first coder is the one that every segment runs through; the others see a few segments only.
+    return tuple(sorted(coders, key=lambda code: (code != "entropy", code == _UNCODED, code)))

@@ -1,0 +1,1 @@
+"""The profiling worker: measures what a KV configuration costs in quality, bytes and seconds on the real model."""

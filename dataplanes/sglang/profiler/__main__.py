@@ -1,0 +1,89 @@
+"""`python -m dataplanes.sglang.profiler`: a profiling worker for one model, or one grid from a file."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+from controld.contract.errors import ControldError
+from controld.contract.trial import TrialOutcome, TrialTask
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dataplanes.sglang.profiler",
+        description="Measure KV configurations on a model: quality loss, bytes and codec seconds.",
+    )
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="Hugging Face model folder")
+    parser.add_argument("--texts", type=Path, metavar="DIR", help="texts by workload: DIR/<workload>.jsonl, .txt")
+    parser.add_argument("--address", help="the daemon's fleet address (default: CONTROLD_ADDRESS)")
+    parser.add_argument("--deployment", default="default", help="deployment that the measurements are for")
+    parser.add_argument("--agent-id", help="name of this worker (default: profiler-<host>-<model>)")
+    parser.add_argument("--page-tokens", type=int, default=64, help="page size of the KV pools")
+    parser.add_argument(
+        "--frame-bytes", type=int, default=1_500_000, help="raw bytes of a frame, as the data plane cuts transfers"
+    )
+    parser.add_argument(
+        "--codec-threads", type=int, default=1, help="threads for codecs, as a serving process gives them"
+    )
+    parser.add_argument(
+        "--evaluation-threads", type=int, default=os.cpu_count() or 1, help="threads for the model (default: all)"
+    )
+    parser.add_argument("--once", type=Path, metavar="GRID.json", help="measure this grid without a daemon")
+    parser.add_argument("--out", type=Path, metavar="RESULTS.json", help="where --once writes")
+    return parser
+
+
+def _report(task: TrialTask, outcome: TrialOutcome) -> None:
+    losses = [loss.loss_nats for loss in outcome.losses]
+    mean = f"{sum(losses) / len(losses):.5f} nats" if losses else "no loss"
+    print(
+        f"{task.trial_id} {outcome.status.value:10} {outcome.seconds:6.1f} s  {mean}  "
+        f"{task.lossy.canonical_json} {outcome.detail}",
+        flush=True,
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if (options.once is None) != (options.out is None):
+        parser.error("--once and --out go together")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        # torch and transformers take seconds to import: bad arguments are refused before that.
+        from dataplanes.sglang.profiler.model_bench import ModelBench
+        from dataplanes.sglang.profiler.trial import TimingPlan, TrialRunner
+
+        bench = ModelBench(
+            options.model, options.texts, page_tokens=options.page_tokens, frame_bytes=options.frame_bytes
+        )
+        timing = TimingPlan(codec_threads=options.codec_threads, evaluation_threads=options.evaluation_threads)
+        runner = TrialRunner(bench.space, bench.bank_for, bench.codec_for, timing)
+        if options.once is not None:
+            from dataplanes.sglang.profiler.once import read_tasks, run_once
+
+            return 0 if run_once(read_tasks(options.once), runner, options.out, _report) else 1
+        from dataplanes.sglang.profiler.worker import WorkerSettings, serve
+
+        return serve(
+            bench,
+            runner,
+            WorkerSettings(
+                address=options.address or os.environ.get("CONTROLD_ADDRESS", ""),
+                deployment=options.deployment,
+                agent_id=options.agent_id,
+                codec_threads=options.codec_threads,
+            ),
+        )
+    except ControldError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

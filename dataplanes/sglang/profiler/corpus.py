@@ -1,0 +1,120 @@
+"""Texts to measure on, by workload: what is measured is never what anything was calibrated on.
+
+Every corpus is cut into documents, and documents go to the held-out or the calibration part by a hash of their text:
+the split survives reordering, and equal documents under two names never land on both sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from controld.contract.errors import ControldError
+
+DEFAULT_WORKLOAD = "general"
+_SUFFIXES = (".txt", ".md", ".jsonl")
+
+
+class CorpusError(ControldError):
+    """A workload has no usable texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Documents of one workload.
+
+    Args:
+        name: where they come from.
+        held_out: for measuring.
+        calibration: for anything fitted.
+    """
+
+    name: str
+    held_out: tuple[str, ...]
+    calibration: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """Name and hash of the held-out texts: two measurements with equal labels saw equal texts."""
+        digest = hashlib.sha256("\0".join(self.held_out).encode()).hexdigest()[:12]
+        return f"{self.name}#{digest}"
+
+
+def split_corpus(name: str, documents: Iterable[str]) -> Corpus:
+    """Drop empty and repeated documents and split the rest about evenly, each part in the order of its hashes.
+
+    Hash order is a fixed shuffle: the first few segments are a fair sample of the whole.
+    """
+    by_digest = {hashlib.sha256(text.encode()).digest(): text for text in map(str.strip, documents) if text}
+    ordered = sorted(by_digest.items())
+    held_out = tuple(text for digest, text in ordered if digest[-1] % 2)
+    return Corpus(name, held_out, tuple(text for digest, text in ordered if not digest[-1] % 2))
+
+
+def python_manual() -> Corpus:
+    """The language reference that ships with every CPython, as `help()` shows it."""
+    from pydoc_data.topics import topics
+
+    return split_corpus("python-manual", (topics[name] for name in sorted(topics)))
+
+
+def read_corpus(path: Path) -> Corpus:
+    """Texts of a file, or of every file in a folder.
+
+    `.txt` and `.md`: one document a file. `.jsonl`: one a line, an object with `text`, or `question` and `answer`.
+
+    Raises:
+        CorpusError: nothing readable, or a line that is none of these.
+    """
+    files = sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES) if path.is_dir() else [path]
+    documents: list[str] = []
+    for file in files:
+        if file.suffix == ".jsonl":
+            documents.extend(_read_rows(file))
+        else:
+            documents.append(file.read_text())
+    corpus = split_corpus(path.stem, documents)
+    if not corpus.held_out:
+        raise CorpusError(f"{path} holds no texts", code="corpus.empty", hint=f"files of {_SUFFIXES}")
+    return corpus
+
+
+def corpus_for(workload: str, texts_dir: Path | None) -> Corpus:
+    """Texts of a workload: `DIR/<workload>.jsonl|.txt|.md`, or the folder `DIR/<workload>/`.
+
+    Only the workload "general" has a default, the Python manual: a quality measured on other texts than the
+    workload's own would be a claim about the wrong thing.
+
+    Raises:
+        CorpusError: there are no such texts.
+    """
+    if texts_dir is not None:
+        for path in (texts_dir / workload, *(texts_dir / f"{workload}{suffix}" for suffix in _SUFFIXES)):
+            if path.exists():
+                return read_corpus(path)
+    if workload == DEFAULT_WORKLOAD:
+        return python_manual()
+    raise CorpusError(
+        f"no texts for the workload {workload!r}",
+        code="corpus.unknown_workload",
+        hint=f"start the profiler with --texts DIR and put {workload}.jsonl or {workload}.txt there",
+    )
+
+
+def _read_rows(file: Path) -> Iterable[str]:
+    for number, line in enumerate(file.read_text().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            text = row["text"] if "text" in row else f"Question: {row['question']}\nAnswer: {row['answer']}"
+        except (ValueError, TypeError, KeyError) as error:
+            raise CorpusError(
+                f"{file}:{number}: not a text: {error!r}",
+                code="corpus.malformed",
+                hint="an object with text, or with question and answer",
+            ) from error
+        yield str(text)

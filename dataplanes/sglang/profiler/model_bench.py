@@ -1,0 +1,66 @@
+"""A model folder on the bench: loaded when first needed, its prompts and codecs kept between trials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from controld.contract.configuration import Configuration
+from dataplanes.kvcodec.space import kv_strategy_space
+from dataplanes.sglang.model_identity import identify_model
+from dataplanes.sglang.profiler.coder_cost import WireCodec
+from dataplanes.sglang.profiler.corpus import corpus_for
+from dataplanes.sglang.profiler.quality import PromptBank, QualityMeter, bank_for, load_model
+from dataplanes.sglang.profiler.wire_codec import FRAME_BYTES, FrameCodec, layout_of
+
+
+class ModelBench:
+    """What trials on one model need.
+
+    Args:
+        model_dir: a Hugging Face model folder.
+        texts_dir: texts by workload; see `corpus_for`.
+        page_tokens: page size of the pools that the measured frames are for.
+        frame_bytes: raw bytes of a frame, about; see `FrameCodec`.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        texts_dir: Path | None = None,
+        *,
+        page_tokens: int = 64,
+        frame_bytes: int = FRAME_BYTES,
+    ) -> None:
+        self.identity = identify_model(model_dir)
+        self.layout = layout_of(self.identity, page_tokens=page_tokens)
+        self.space = kv_strategy_space(self.layout)
+        self._frame_bytes = frame_bytes
+        self._model_dir = model_dir
+        self._texts_dir = texts_dir
+        self._meter: QualityMeter | None = None
+        self._banks: dict[tuple[str, int], PromptBank] = {}
+
+    def bank_for(self, workload: str, continuation_tokens: int) -> PromptBank:
+        """The prompts of a workload.
+
+        Raises:
+            CorpusError: the workload has no texts.
+        """
+        key = (workload, continuation_tokens)
+        if key not in self._banks:
+            corpus = corpus_for(workload, self._texts_dir)
+            if self._meter is None:
+                kv_dtype = getattr(torch, self.identity.kv_dtype)
+                self._meter = QualityMeter(load_model(self._model_dir), kv_dtype=kv_dtype)
+            self._banks[key] = bank_for(self._meter, self._model_dir, corpus, continuation_tokens=continuation_tokens)
+        return self._banks[key]
+
+    def codec_for(self, configuration: Configuration) -> WireCodec:
+        """A codec with its own buffers.
+
+        Raises:
+            CodecError: the model's KV cannot be coded that way.
+        """
+        return FrameCodec(configuration, self.layout, frame_bytes=self._frame_bytes)

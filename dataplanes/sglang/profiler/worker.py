@@ -1,0 +1,83 @@
+"""The worker: an agent of role `profiler` that measures what the daemon asks for, one trial at a time."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+from dataclasses import dataclass
+
+import torch
+
+from controld.contract.errors import ControldError
+from dataplanes.agent import Agent, AgentIdentity
+from dataplanes.sglang.hardware import device_name
+from dataplanes.sglang.profiler.model_bench import ModelBench
+from dataplanes.sglang.profiler.trial import TrialRunner
+
+_log = logging.getLogger(__name__)
+
+ROLE = "profiler"
+KIND = "sglang"
+
+
+class WorkerError(ControldError):
+    """The worker cannot start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """How the worker presents itself.
+
+    Args:
+        address: the daemon's fleet address.
+        agent_id: stable name; None makes one of host and model.
+        codec_threads: what codec times are measured with; part of the hardware that profiles are keyed by.
+    """
+
+    address: str
+    deployment: str
+    agent_id: str | None
+    codec_threads: int
+
+
+def identity_of(bench: ModelBench, settings: WorkerSettings) -> AgentIdentity:
+    """What the worker says of itself; the space is the one that serving planes of this model advertise."""
+    model = bench.identity
+    return AgentIdentity(
+        deployment=settings.deployment,
+        agent_id=settings.agent_id or f"profiler-{socket.gethostname()}-{model.name}",
+        kind=KIND,
+        role=ROLE,
+        model_name=model.name,
+        model_fingerprint=model.fingerprint,
+        kv_dtype=model.kv_dtype,
+        kv_bytes_per_token=model.kv_bytes_per_token,
+        device=device_name(),
+        torch_version=torch.__version__,
+        threads=settings.codec_threads,
+        space_json=bench.space.to_json(),
+        tiers=("pd", "prefix_store"),
+    )
+
+
+def serve(bench: ModelBench, runner: TrialRunner, settings: WorkerSettings) -> int:
+    """Measure until SIGTERM or SIGINT; survives daemons that come and go.
+
+    Raises:
+        WorkerError: no address.
+    """
+    if not settings.address:
+        raise WorkerError("no address", code="profiler.address", hint="--address or CONTROLD_ADDRESS")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    agent = Agent(identity_of(bench, settings), settings.address)
+    agent.on_trial(lambda task, progress, cancelled: runner.run(task, progress, lambda: cancelled() or stop.is_set()))
+    agent.attached()
+    agent.start()
+    _log.info("profiling %s for %s", bench.identity.name, settings.address)
+    stop.wait()
+    agent.close()
+    return 0
