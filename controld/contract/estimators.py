@@ -14,7 +14,8 @@ from controld.contract.errors import FieldError
 
 MAX_SPAN_BYTES = 2.0**53
 MIN_SPAN_S = 1e-9
-"""Shorter than any clock's step: no rate follows from it."""
+MIN_BYTES = 1e-6
+"""Below these, which no clock and no wire has, no rate follows from a span or from its share of a period."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,19 @@ class _BusyPeriod:
     end_s: float
     wire_bytes: float
     spans: int
+    span_seconds: float
     longest_span_s: float
     is_setup: bool = False
     continues: bool = False  # begins where the period before it was cut, with spans that straddle the cut
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+    @property
+    def concurrency(self) -> float:
+        """How many spans were on the wire at a time, on average."""
+        return self.span_seconds / self.seconds
 
 
 class _BusyPeriods:
@@ -63,9 +74,10 @@ class _BusyPeriods:
         self.periods: list[_BusyPeriod] = []
         self.closed_until_s = -math.inf
 
-    def insert(self, start_s: float, end_s: float, wire_bytes: float) -> None:
+    def insert(self, start_s: float, end_s: float, wire_bytes: float) -> int:
+        """Add a span; the index of the first period that is new or changed."""
         if end_s <= self.closed_until_s:
-            return
+            return len(self.periods)
         if start_s < self.closed_until_s:
             wire_bytes *= (end_s - self.closed_until_s) / (end_s - start_s)
             start_s = self.closed_until_s
@@ -75,10 +87,10 @@ class _BusyPeriods:
         last = first
         while last < len(self.periods) and self.periods[last].start_s < end_s:
             last += 1
-        span = _BusyPeriod(start_s, end_s, wire_bytes, 1, end_s - start_s)
+        span = _BusyPeriod(start_s, end_s, wire_bytes, 1, end_s - start_s, end_s - start_s)
         if first == last:
             self.periods.insert(first, span)
-            return
+            return first
         touched = self.periods[first:last]
         longest_s = max(span.longest_span_s, *(period.longest_span_s for period in touched))
         union_s = max(end_s, touched[-1].end_s) - min(start_s, touched[0].start_s)
@@ -86,23 +98,34 @@ class _BusyPeriods:
             self.periods[first:last] = [self._merged([*touched, span])]
         else:
             self.periods[first:last] = self._shared_out(span, touched, longest_s)
+        return first
 
-    def close_oldest(self) -> _BusyPeriod | None:
-        """The oldest period once there are too many: it will not change any more."""
-        if len(self.periods) <= self.AMENDABLE:
-            return None
-        oldest = self.periods.pop(0)
-        self.closed_until_s = oldest.end_s
-        return oldest
+    def is_overfull(self) -> bool:
+        """Whether the oldest period must be closed."""
+        return len(self.periods) > self.AMENDABLE
 
-    def settled(self) -> list[_BusyPeriod]:
-        """The periods, the newest one joined to its predecessor while most of its spans are still under way."""
-        if len(self.periods) < 2:
-            return self.periods
+    def close_oldest(self) -> None:
+        """Forget the oldest period: it cannot change any more."""
+        self.closed_until_s = self.periods.pop(0).end_s
+
+    def settled(self) -> tuple[int, _BusyPeriod | None]:
+        """How many periods are settled, and what else is to be taken as one period after them.
+
+        Spans are reported when they end, so the newest period lacks the bytes of those that are still under way. While
+        they are most of it, it is joined to the period that it continues, or (at the beginning of a burst that is as
+        concurrent as those before) left out.
+        """
+        count = len(self.periods)
+        if count < 2:
+            return count, None
         tail = self.periods[-1]
-        if not tail.continues or tail.end_s - tail.start_s >= self.SETTLED * tail.longest_span_s:
-            return self.periods
-        return [*self.periods[:-2], self._merged(self.periods[-2:])]
+        if tail.continues:
+            if tail.seconds >= self.SETTLED * tail.longest_span_s:
+                return count, None
+            return count - 2, self._merged(self.periods[-2:])
+        before = self.periods[:-1]
+        usual_concurrency = sum(p.span_seconds for p in before) / sum(p.seconds for p in before)
+        return (count - 1 if tail.concurrency < usual_concurrency / 2 else count), None
 
     @staticmethod
     def _merged(periods: list[_BusyPeriod]) -> _BusyPeriod:
@@ -111,6 +134,7 @@ class _BusyPeriods:
             end_s=max(period.end_s for period in periods),
             wire_bytes=sum(period.wire_bytes for period in periods),
             spans=sum(period.spans for period in periods),
+            span_seconds=sum(period.span_seconds for period in periods),
             longest_span_s=max(period.longest_span_s for period in periods),
             is_setup=any(period.is_setup for period in periods),
             continues=periods[0].continues,
@@ -132,6 +156,7 @@ class _BusyPeriods:
                 result.append(self._piece(at_s, period.start_s, density, span))
             overlap_s = min(span.end_s, period.end_s) - max(span.start_s, period.start_s)
             period.wire_bytes += density * overlap_s
+            period.span_seconds += overlap_s
             period.longest_span_s = max(period.longest_span_s, span.longest_span_s)
             result.append(period)
             at_s = period.end_s
@@ -142,7 +167,8 @@ class _BusyPeriods:
 
     @staticmethod
     def _piece(start_s: float, end_s: float, density: float, span: _BusyPeriod) -> _BusyPeriod:
-        return _BusyPeriod(start_s, end_s, density * (end_s - start_s), 0, span.longest_span_s)
+        seconds = end_s - start_s
+        return _BusyPeriod(start_s, end_s, density * seconds, 0, seconds, span.longest_span_s)
 
 
 @dataclass(slots=True)
@@ -151,7 +177,8 @@ class _LogRateFilter:
 
     The state walks at random with time and with each observation, so age widens it. An observation far outside what
     noise explains may be a stall or a changed link: it moves the mean half of the way and leaves both ends possible,
-    so that the next one decides. A change by any factor is followed within two transfers of usual size.
+    so that the next one decides; one that outlasts its longest span `LASTING` times is more than a stall and decides
+    itself. A change by any factor is followed within two transfers of usual size.
     """
 
     mean_log: float = 0.0
@@ -166,12 +193,13 @@ class _LogRateFilter:
     STALE_VARIANCE: ClassVar[float] = math.log(3) ** 2
     NOISE_RANGE: ClassVar[tuple[float, float]] = (0.05**2, 0.5**2)
     GATE_SDS: ClassVar[float] = 3.0
+    LASTING: ClassVar[float] = 1.5
     TINY: ClassVar[float] = 0.01
     USUAL_HALF_LIFE_S: ClassVar[float] = 600.0
 
     def observe(self, period: _BusyPeriod) -> None:
-        seconds = period.end_s - period.start_s
-        if seconds < MIN_SPAN_S or period.wire_bytes <= 0:
+        seconds = period.seconds
+        if seconds < MIN_SPAN_S or period.wire_bytes < MIN_BYTES:
             return
         log_rate = math.log(period.wire_bytes / seconds)
         self.count += period.spans
@@ -191,8 +219,11 @@ class _LogRateFilter:
         variance += self.DRIFT_PER_OBSERVATION * weight
         noise = self.noise_variance / weight
         if surprise * surprise > self.GATE_SDS**2 * (variance + noise):
-            self.mean_log += surprise / 2
-            self.variance = surprise * surprise / 4
+            if seconds >= self.LASTING * period.longest_span_s:
+                self.mean_log, self.variance = log_rate, noise
+            else:
+                self.mean_log += surprise / 2
+                self.variance = surprise * surprise / 4
             return
         low, high = self.NOISE_RANGE
         explained = min(max(weight * (surprise * surprise - variance), low), high)
@@ -236,6 +267,7 @@ class BandwidthEstimator:
     def __init__(self, *, exclude_setup: bool = True) -> None:
         self._busy = _BusyPeriods()
         self._closed = _LogRateFilter()
+        self._states: list[_LogRateFilter] = []
         self._current: _LogRateFilter | None = None
         self._expects_setup = exclude_setup
 
@@ -251,30 +283,44 @@ class BandwidthEstimator:
             raise FieldError("wire_span", f"[{start_s}, {end_s}] is not a span of time", code="estimate.span")
         if not 0 <= wire_bytes <= MAX_SPAN_BYTES:
             raise FieldError("wire_span.wire_bytes", f"{wire_bytes} is not a size", code="estimate.span")
-        if end_s - start_s < MIN_SPAN_S or wire_bytes == 0:
+        if end_s - start_s < MIN_SPAN_S or wire_bytes < MIN_BYTES:
             return
-        self._busy.insert(start_s, end_s, wire_bytes)
+        changed = self._busy.insert(start_s, end_s, wire_bytes)
+        del self._states[changed:]
+        self._current = None
         if self._expects_setup:
             self._busy.periods[0].is_setup = True
             self._expects_setup = False
-        while (period := self._busy.close_oldest()) is not None:
-            if not period.is_setup:
-                self._closed.observe(period)
-        self._current = None
+        while self._busy.is_overfull():
+            self._closed = self._state_after(1)
+            self._busy.close_oldest()
+            del self._states[0]
 
     def estimate(self, now_s: float) -> Estimate | None:
         """The rate as known at `now_s`; None before the first span that counts."""
         if self._current is None:
-            self._current = self._closed.copy()
-            for period in self._busy.settled():
-                if not period.is_setup:
-                    self._current.observe(period)
+            count, tail = self._busy.settled()
+            self._current = self._state_after(count)
+            if tail is not None and not tail.is_setup:
+                self._current = self._current.copy()
+                self._current.observe(tail)
         state = self._current
         if state.variance == math.inf:
             return None
         mean = math.exp(state.mean_log)
         sd = mean * math.sqrt(math.expm1(min(state.variance_at(now_s), state.STALE_VARIANCE)))
         return Estimate(mean, sd, max(0.0, now_s - state.newest_s), state.count)
+
+    def _state_after(self, count: int) -> _LogRateFilter:
+        """The filter after the first `count` open periods; kept until one of them changes."""
+        while len(self._states) < count:
+            period = self._busy.periods[len(self._states)]
+            state = self._states[-1] if self._states else self._closed
+            if not period.is_setup:
+                state = state.copy()
+                state.observe(period)
+            self._states.append(state)
+        return self._states[count - 1] if count else self._closed
 
 
 class LoadEstimator:

@@ -167,6 +167,22 @@ def test_a_sudden_change_is_followed_within_three_transfers(factor, before):
     assert estimator.estimate(now).mean == pytest.approx(RATE * factor, rel=0.25)
 
 
+@pytest.mark.parametrize("concurrency", [4, 16, 64])
+def test_a_sudden_drop_is_followed_under_concurrency(concurrency):
+    sizes = random.Random(concurrency)
+    estimator = BandwidthEstimator()
+    end = 0.0
+    for start, end, wire_bytes in fair_link(
+        RATE, [sizes.uniform(2, 10) * MB for _ in range(20 * concurrency)], concurrency
+    ):
+        estimator.observe(start, end, wire_bytes)
+    drop_s = end
+    slow = fair_link(RATE / 100, [sizes.uniform(2, 10) * MB for _ in range(3 * concurrency)], concurrency)
+    for start, end, wire_bytes in slow:
+        estimator.observe(drop_s + start, drop_s + end, wire_bytes)
+    assert estimator.estimate(drop_s + end).mean == pytest.approx(RATE / 100, rel=0.25)
+
+
 def test_a_change_is_followed_under_noise_and_without_it_noise_averages_out():
     noise = random.Random(5)
     estimator = warmed_up()
@@ -301,6 +317,17 @@ def test_no_span_however_odd_makes_a_number_that_is_none(spans):
             assert math.isfinite(estimate.mean) and estimate.mean > 0
             assert math.isfinite(estimate.sd) and estimate.sd >= 0
             assert estimate.age_s >= 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 30), st.floats(0.01, 5), st.floats(1, 1e8)), min_size=1, max_size=60))
+def test_asking_changes_nothing(spans):
+    asked, unasked = warmed_up(), warmed_up()
+    for start, seconds, wire_bytes in spans:
+        asked.observe(start, start + seconds, wire_bytes)
+        unasked.observe(start, start + seconds, wire_bytes)
+        asked.estimate(start)
+    assert asked.estimate(40.0) == unasked.estimate(40.0)
 
 
 # ------------------------------------------------------------------------------------- load
