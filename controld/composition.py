@@ -2,12 +2,112 @@
 
 from __future__ import annotations
 
+from controld.admin.daemon_backend import DaemonBackend
+from controld.admin.server import AdminAddress, AdminServer
 from controld.config import Config
-from controld.contract.clock import SystemClock
+from controld.contract.clock import Clock, SystemClock
+from controld.contract.telemetry import Telemetry
+from controld.contract.trial import TrialOutcome
 from controld.daemon import Daemon
+from controld.fleet.server import FleetServer, FleetSettings
+from controld.fleet.session import AgentSession
+from controld.obs.metrics import Metrics
+from controld.planning.planner import Planner
 from controld.policy.last_good import LastGoodFile
+from controld.policy.model import PolicySet
 from controld.policy.source import PolicySource
+from controld.profiling.service import StudyService
+from controld.store.records import EffectRecord
+from controld.store.sqlite import SqliteStore
 from controld.systemd import Notifier
+
+
+class Core:
+    """Everything that needs the store, as one component: it opens first and closes last.
+
+    Args:
+        config, policies, metrics, clock: as everywhere.
+        daemon: asked for its state once requests come, after both exist.
+    """
+
+    def __init__(self, config: Config, policies: PolicySource, metrics: Metrics, clock: Clock) -> None:
+        self._config = config
+        self._policies = policies
+        self._metrics = metrics
+        self._clock = clock
+        self.daemon: Daemon | None = None
+        self._stack: list[SqliteStore | FleetServer | Planner | StudyService | AdminServer] = []
+
+    async def start(self) -> None:
+        """Open the store, learn where the last process stopped, then let agents and people in.
+
+        Raises:
+            StoreError: the state directory is another daemon's, or cannot be written.
+            FleetError, OSError: an address is taken.
+        """
+        config, metrics, clock = self._config, self._metrics, self._clock
+        store = await SqliteStore.open(config.state_dir, clock=clock)
+        self._stack.append(store)
+        fleet = FleetServer(
+            store,
+            settings=FleetSettings(lease_ttl_s=config.fleet.lease_s, lease_interval_s=config.fleet.renew_interval_s),
+            clock=clock,
+            on_effects=self._on_effects,
+            on_telemetry=self._on_telemetry,
+            on_trial_result=self._on_trial_result,
+            on_session=self._on_session,
+        )
+        self.planner = Planner(
+            lambda: self._policies.current, store, fleet, metrics, clock, interval_s=config.plan_interval_s
+        )
+        self.studies = StudyService(store, fleet, clock, on_profiles=self.planner.profiles_changed)
+        await self.planner.restore()
+        self._policies.subscribe(self._on_policies)
+        self._on_policies(self._policies.current)
+        await fleet.start([str(address) for address in config.fleet.listen])
+        self._stack.append(fleet)
+        await self.studies.start()
+        self._stack.append(self.studies)
+        await self.planner.start()
+        self._stack.append(self.planner)
+        daemon = self.daemon
+        assert daemon is not None  # set by build_daemon
+        backend = DaemonBackend(lambda: daemon, self._policies, store, fleet, self.planner, self.studies, clock)
+        addresses = [AdminAddress(socket=config.admin.socket)]
+        if config.admin.listen is not None:
+            addresses.append(AdminAddress(host=config.admin.listen.host, port=config.admin.listen.port))
+        admin = AdminServer(backend, metrics, tuple(addresses))
+        await admin.start()
+        self._stack.append(admin)
+
+    async def stop(self) -> None:
+        """The other way round; every part gets its turn whatever the one before it did."""
+        failures: list[Exception] = []
+        while self._stack:
+            part = self._stack.pop()
+            try:
+                await (part.close() if isinstance(part, SqliteStore) else part.stop())
+            except Exception as error:  # noqa: BLE001 - raised below, once everything is closed
+                failures.append(error)
+        if failures:
+            raise ExceptionGroup("parts that failed to stop", failures)
+
+    def _on_policies(self, policies: PolicySet) -> None:
+        self._metrics.policy_generation.set(policies.generation)
+        self.planner.wake()
+
+    async def _on_effects(self, session: AgentSession, effects: tuple[EffectRecord, ...]) -> None:
+        await self.planner.on_effects(session, effects)
+
+    async def _on_telemetry(self, session: AgentSession, telemetry: Telemetry) -> None:
+        del session, telemetry  # kept by the session; plans do not depend on it, agents draw by their own estimates
+
+    async def _on_trial_result(self, session: AgentSession, outcome: TrialOutcome) -> None:
+        await self.studies.on_trial_result(session, outcome)
+
+    async def _on_session(self, session: AgentSession) -> None:
+        await self.planner.on_session(session)
+        await self.studies.on_session(session)
 
 
 def build_daemon(config: Config, notifier: Notifier) -> Daemon:
@@ -16,6 +116,9 @@ def build_daemon(config: Config, notifier: Notifier) -> Daemon:
     Raises:
         PolicyErrors: the policies are refused and nothing good was kept.
     """
-    policy_source = PolicySource(config.policy.directory, LastGoodFile(config.state_dir / "last_good_policies.json"))
-    policy_source.load_initial()
-    return Daemon(config, policy_source, (), SystemClock(), notifier)
+    clock = SystemClock()
+    policies = PolicySource(config.policy.directory, LastGoodFile(config.state_dir / "last_good_policies.json"))
+    policies.load_initial()
+    core = Core(config, policies, Metrics(), clock)
+    core.daemon = Daemon(config, policies, (core,), clock, notifier)
+    return core.daemon

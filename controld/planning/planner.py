@@ -100,8 +100,8 @@ class Planner:
 
     # ------------------------------------------------------------------------------------ life
 
-    async def start(self) -> None:
-        """Restore what was learned and publish once. Raises: StoreError."""
+    async def restore(self) -> None:
+        """Take over what an earlier process learned and decided; before any agent is let in. Raises: StoreError."""
         try:
             await self.learning.restore()
         except ControldError as error:
@@ -112,6 +112,9 @@ class Planner:
             self._metrics.internal_errors.labels("restore").inc()
             self.learning = Learning(self._store)
         await self._restore_plans()
+
+    async def start(self) -> None:
+        """Publish once, and go on planning. Raises: StoreError."""
         await self.plan_once()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="planner")
 
