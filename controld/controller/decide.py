@@ -53,6 +53,9 @@ def _decide_table(request: TableRequest, knob: KvTransfer, grid: Grid, previous:
     inputs = _steady(request.class_inputs(), previous)
     if not inputs:
         raise FieldError("table_request.goals", "is empty")
+    if previous is not None and _same_question(previous, request, inputs, knob, grid):
+        # The old answer is a fixed point; only what is shown as evidence moves on.
+        return replace(previous, classes=inputs)
     arms = list({candidate.arm_id: candidate.arm for item in inputs for candidate in item.candidates}.values())
     position = {arm.arm_id: index for index, arm in enumerate(arms)}
     in_use = np.concatenate([_in_use(item, position, grid, previous) for item in inputs])
@@ -113,6 +116,31 @@ def _steady(inputs: tuple[ClassInput, ...], previous: TablePlan | None) -> tuple
         )
         for item in inputs
     )
+
+
+def _same_question(
+    previous: TablePlan, request: TableRequest, inputs: tuple[ClassInput, ...], knob: KvTransfer, grid: Grid
+) -> bool:
+    """Whether nothing that decides has changed since the previous plan."""
+
+    def deciding(items: tuple[ClassInput, ...]) -> list[object]:
+        return [
+            (
+                item.goal,
+                [replace(c, corrections=tuple(_without_count(s) for s in c.corrections)) for c in item.candidates],
+            )
+            for item in items
+        ]
+
+    return (
+        (previous.knob, previous.grid) == (knob, grid)
+        and previous.prior_bandwidth_bytes_per_s == request.prior_bandwidth_bytes_per_s
+        and deciding(previous.classes) == deciding(inputs)
+    )
+
+
+def _without_count(correction: StageCorrection) -> StageCorrection:
+    return replace(correction, observations=0.0)
 
 
 def _close(old: StageCorrection, new: StageCorrection) -> bool:

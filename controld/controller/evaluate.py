@@ -7,7 +7,7 @@ cell, so an explanation is the decision itself and not a second opinion.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -87,12 +87,12 @@ def evaluate_classes(
     shares = [item.goal.offered_share for item in inputs]
     if len(inputs) == 1 or any(share is None for share in shares):
         return [
-            evaluate(item, knob, points, used, share=1.0, other_work=None)
+            _with_exploration(item, knob, points, evaluate(item, knob, points, used))
             for item, used in zip(inputs, incumbents, strict=True)
         ]
     known = [float(share or 0.0) for share in shares]
     evaluations: list[Evaluation] = []
-    nothing: Array = np.zeros((1, 1, 1, 1, 1))
+    nothing: Array = np.zeros((len(knob.work_stages), 1, 1, 1, 1))
     work = [nothing] * len(inputs)
     for _ in range(_SWEEPS):
         before = [evaluation.winner for evaluation in evaluations]
@@ -101,12 +101,27 @@ def evaluate_classes(
             others = sum((w for other, w in enumerate(work) if other != index), start=nothing)
             evaluation = evaluate(item, knob, points, used, share=known[index], other_work=others)
             evaluations.append(evaluation)
-            work[index] = np.take_along_axis(
-                evaluation.prediction.work, evaluation.winner[None, None].astype(np.intp), axis=1
-            )
+            work[index] = _work_of(evaluation, known[index])
         if before and all(np.array_equal(a, e.winner) for a, e in zip(before, evaluations, strict=True)):
             break
-    return evaluations
+    return [
+        _with_exploration(
+            item,
+            knob,
+            points,
+            evaluations[index],
+            share=known[index],
+            other_work=sum((w for other, w in enumerate(work) if other != index), start=nothing),
+        )
+        for index, item in enumerate(inputs)
+    ]
+
+
+def _work_of(evaluation: Evaluation, share: float) -> Array:
+    """Offered work of a class at its chosen arms, shape [servers, 1, S, B, L]."""
+    prediction = evaluation.prediction
+    server_s = np.take_along_axis(prediction.server_s, evaluation.winner[None, None], axis=1)
+    return np.asarray(share * prediction.transfers_per_s[None] * server_s)
 
 
 def evaluate(
@@ -115,24 +130,18 @@ def evaluate(
     points: Points,
     incumbent: NDArray[np.intp],
     *,
-    share: float,
-    other_work: Array | None,
+    share: float = 1.0,
+    other_work: Array | None = None,
 ) -> Evaluation:
-    """Decide one class. See `Evaluation` for shapes."""
+    """Decide one class, without exploration yet. See `Evaluation` for shapes."""
     goal, models, corrections = item.goal, item.models, item.corrections
     factors = corrections.factors()
-
-    def ranked(multipliers: Array, context_index: int | None) -> tuple[Prediction, Array]:
-        context = points.middle if context_index is None else points.corners[context_index]
-        prediction = knob.predict(models, multipliers, context, share=share, other_work=other_work)
-        return prediction, np.where(prediction.rho < 1.0, prediction.total_s, _UNSTABLE_S * prediction.rho)
-
-    prediction, rank = ranked(factors, None)
-    _, lower = ranked(corrections.lower_factors(Z_95), None)
+    prediction = knob.predict(models, factors, points.middle, share=share, other_work=other_work)
+    rank = _ranked(prediction)
     shape = rank.shape
     never_worse = rank <= rank[_RAW_ROW]
-    for index in range(len(points.corners)):
-        _, corner = ranked(factors, index)
+    for context in points.corners:
+        corner = _ranked(knob.predict(models, factors, context, share=share, other_work=other_work))
         never_worse &= corner <= corner[_RAW_ROW]
 
     available = np.array([not candidate.out_reason for candidate in item.candidates])
@@ -144,10 +153,9 @@ def evaluate(
     quality_ok[_RAW_ROW] = True
     losses = np.array([candidate.loss_mean_nats for candidate in item.candidates])[:, None, None, None]
 
-    variance = _log_variance(prediction, corrections.variance)
     tail = rank
-    if goal.slo_percentile != 50.0:
-        spread = np.sqrt(variance + _log_variance(prediction, corrections.noise_variance))
+    if goal.slo_s is not None and goal.slo_percentile != 50.0:
+        spread = np.sqrt(_log_variance(prediction, corrections.variance + corrections.noise_variance))
         tail = rank * np.exp(NormalDist().inv_cdf(goal.slo_percentile / 100) * spread)
     meets = np.ones(shape, dtype=np.bool_)
     if goal.slo_s is not None:
@@ -169,15 +177,10 @@ def evaluate(
     if pinned:
         wanted = np.flatnonzero((available & quality_ok)[1:]) + 1
         winner = np.full_like(winner, wanted[0] if len(wanted) else _RAW_ROW)
-    units = np.zeros(shape, dtype=np.uint8)
-    if goal.explore_share > 0 and not pinned:
-        open_to_all = (available & quality_ok)[:, None, None, None]
-        units = _explore(rank, lower, variance, winner, open_to_all & (stable | ~stable.any(axis=0)))
     return Evaluation(
         prediction=prediction,
         rank_s=rank,
         tail_s=tail,
-        lower_s=lower,
         cost=cost,
         available=available,
         quality_ok=quality_ok,
@@ -186,8 +189,34 @@ def evaluate(
         meets_slo=meets,
         near=near,
         winner=winner,
-        explore_units=units,
+        lower_s=rank,
+        explore_units=np.zeros(shape, dtype=np.uint8),
     )
+
+
+def _ranked(prediction: Prediction) -> Array:
+    """One number to rank by: seconds where stable; where not, above every stable arm and in the order of rho."""
+    return np.where(prediction.rho < 1.0, prediction.total_s, _UNSTABLE_S * prediction.rho)
+
+
+def _with_exploration(
+    item: ClassInput,
+    knob: Knob,
+    points: Points,
+    evaluation: Evaluation,
+    *,
+    share: float = 1.0,
+    other_work: Array | None = None,
+) -> Evaluation:
+    if item.goal.explore_share <= 0 or item.goal.only_arm is not None:
+        return evaluation
+    factors = item.corrections.lower_factors(Z_95)
+    lower = _ranked(knob.predict(item.models, factors, points.middle, share=share, other_work=other_work))
+    variance = _log_variance(evaluation.prediction, item.corrections.variance)
+    passing = (evaluation.available & evaluation.quality_ok)[:, None, None, None]
+    stable = evaluation.stable | ~evaluation.stable.any(axis=0)
+    units = _explore(evaluation.rank_s, lower, variance, evaluation.winner, passing & stable)
+    return replace(evaluation, lower_s=lower, explore_units=units)
 
 
 def _cost(
@@ -246,7 +275,8 @@ def _explore(rank: Array, lower: Array, variance: Array, winner: NDArray[np.intp
     """Parts of the exploration share, by each arm's chance to be faster than the winner.
 
     A transfer's draw from these weights is a Thompson draw by probability matching; computing the chances instead of
-    sampling them keeps tables equal while evidence is equal. Chances count in powers of two, so that small news do not
+    sampling them keeps tables equal while evidence is equal. As long as any arm has a chance the whole share is spent,
+    or a settled table would never notice that an arm became better. Parts are powers of two, so that small news do not
     make a new table.
     """
     best = np.take_along_axis(rank, winner[None], axis=0)
@@ -256,8 +286,8 @@ def _explore(rank: Array, lower: Array, variance: Array, winner: NDArray[np.intp
     if not open_to.any():
         return np.zeros(rank.shape, dtype=np.uint8)
     spread = np.sqrt(np.maximum(variance + best_variance, 1e-12))
-    chance = np.where(open_to, 2.0 * normal_cdf(np.log(best / rank) / spread), 0.0)
-    chance = np.where(chance >= 2 * _LEAST_CHANCE, chance, 0.0)
-    parts = EXPLORE_UNITS * chance / np.maximum(chance.sum(axis=0), 1.0)
+    chance = np.where(open_to, normal_cdf(np.log(best / rank) / spread), 0.0)
+    chance = np.where(chance >= _LEAST_CHANCE, chance, 0.0)
+    parts = EXPLORE_UNITS * chance / np.maximum(chance.sum(axis=0), _LEAST_CHANCE)
     exponent = np.floor(np.log2(np.maximum(parts, 1.0)))
     return np.where(parts >= 1.0, np.exp2(exponent), 0.0).astype(np.uint8)

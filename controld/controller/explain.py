@@ -372,8 +372,7 @@ def _why_chosen(item: ClassInput, evaluation: Evaluation, row: int, incumbent_ro
 
 
 def _busiest(table: TablePlan, evaluation: Evaluation, row: int) -> str:
-    work = evaluation.prediction.work[:, row, 0, 0, 0]
-    stage = table.knob.work_stages[int(np.argmax(work))]
+    stage = table.knob.work_stages[int(np.argmax(evaluation.prediction.server_s[:, row, 0, 0, 0]))]
     return f"{float(evaluation.prediction.rho[row, 0, 0, 0]):.3g} of what {stage} can do"
 
 

@@ -334,6 +334,31 @@ def test_invariants_hold_in_every_cell(profile: Build, request_for: Build, build
                 assert not raw_stable or arm_s <= raw_s * (1 + 1e-9)
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@given(build=requests())
+def test_deciding_again_changes_nothing(profile: Build, request_for: Build, build: Callable[..., TableRequest]) -> None:
+    request = build(profile, request_for)
+    plan = decide([request], grid=COARSE)
+    assert plan_equal(plan, decide([request], grid=COARSE, previous=plan))
+    # Another prior rate is another question, so this one is really decided anew.
+    anew = decide([replace(request, prior_bandwidth_bytes_per_s=1e6)], grid=COARSE, previous=plan).tables[0]
+    assert anew.mixtures == plan.tables[0].mixtures
+    assert np.array_equal(anew.cells, plan.tables[0].cells)
+
+
+def test_news_below_a_percent_make_no_new_table_and_never_add_up(profile: Build, request_for: Build) -> None:
+    first, second = profile(12, ratio=4.0), profile(8, ratio=3.9)
+    plan = decide([request_for(first, second, corrections={first.arm_id: learned(0.0)})])
+    for step in range(1, 30):
+        news = request_for(first, second, corrections={first.arm_id: learned(0.003 * step)})
+        again = decide([news], previous=plan)
+        used = again.tables[0].classes[0].corrections.mean_log[1, 0]
+        assert abs(used - 0.003 * step) <= 0.01
+        if step <= 3:
+            assert plan_equal(plan, again)
+        plan = again
+
+
 def test_a_full_plan_is_fast_enough_to_make_every_second(profile: Build, request_for: Build) -> None:
     profiles: list[Profile] = [
         profile(4 + index, ratio=6 - 0.3 * index, workload=w) for index in range(11) for w in ("dialogue", "code")
@@ -341,8 +366,8 @@ def test_a_full_plan_is_fast_enough_to_make_every_second(profile: Build, request
     request = request_for(*profiles, goals=(goal(), goal(name="code", workload="code")))
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         decide([request])
-        seconds.append(time.perf_counter() - start)
-    # About 0.05 s on a quiet core; the limit leaves room for a busy test machine.
-    assert min(seconds) < 0.5
+        seconds.append(time.process_time() - start)
+    # About 0.035 s of a core; the limit leaves room for a slower one.
+    assert min(seconds) < 0.1

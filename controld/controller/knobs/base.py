@@ -107,8 +107,10 @@ class Prediction:
     Args:
         encode_s, wire_s, decode_s: work of each stage, summed over chunks.
         service_s: from the first byte of work to the last acknowledgement.
-        work: offered work of each stage, shape [stages of the model, arms, S, B, L]; 1 is a stage that never rests.
-        rho: the largest of them, other classes' work included.
+        server_s: seconds that a transfer takes of each server, shape [servers, arms, S, B, 1].
+        transfers_per_s: of all classes, shape [1, S, B, L]; times a share and `server_s` it is a server's offered work,
+            and at 1 the server never rests.
+        rho: the largest offered work of any server, other classes' work included.
         wait_s: expected wait before service; infinite where `rho` is at least 1.
         total_s: wait and service.
     """
@@ -117,7 +119,8 @@ class Prediction:
     wire_s: Array
     decode_s: Array
     service_s: Array
-    work: Array
+    server_s: Array
+    transfers_per_s: Array
     rho: Array
     wait_s: Array
     total_s: Array
@@ -133,7 +136,7 @@ class Knob(Protocol):
 
     @property
     def work_stages(self) -> tuple[str, ...]:
-        """Names of the servers whose offered work `Prediction.work` holds, in its order."""
+        """Names of the servers, in the order of `Prediction.server_s`."""
         ...
 
     @property
@@ -155,7 +158,7 @@ class Knob(Protocol):
         Args:
             factors: multipliers by arm and stage, shape [arms, stages].
             share: this class's share of the offered bytes.
-            other_work: offered work of all other classes, shape [stages of the model, 1, S, B, L].
+            other_work: offered work of all other classes, shape [servers, 1, S, B, L].
         """
         ...
 

@@ -86,10 +86,16 @@ class KvTransfer:
         service = self.rtt_s + (encode + wire + decode + (chunks - 1.0) * slowest) / chunks
 
         transfers_per_s = load * (bandwidth / size)
-        stages = [encode, wire, decode, service if self.exclusive_connection else np.zeros_like(service)]
-        shape = self._shape(models, context)
-        work = np.stack([np.broadcast_to(share * transfers_per_s * stage, shape) for stage in stages])
-        rho = np.max(work if other_work is None else work + other_work, axis=0)
+        server = np.zeros((len(self.work_stages), *service.shape))
+        server[0], server[1], server[2] = encode, wire, decode
+        if self.exclusive_connection:
+            server[3] = service
+        if other_work is None:
+            rho = (share * transfers_per_s) * server.max(axis=0)
+        else:
+            rho = (share * transfers_per_s) * server[0] + other_work[0]
+            for index in range(1, len(server)):
+                np.maximum(rho, (share * transfers_per_s) * server[index] + other_work[index], out=rho)
         stable = rho < 1.0
         room = np.where(stable, 1.0 - rho, 1.0)
         mean_service = rho / np.maximum(transfers_per_s, 1e-12)
@@ -99,7 +105,8 @@ class KvTransfer:
             wire_s=wire,
             decode_s=decode,
             service_s=service,
-            work=work,
+            server_s=server,
+            transfers_per_s=transfers_per_s,
             rho=rho,
             wait_s=wait,
             total_s=wait + service,
@@ -122,12 +129,3 @@ class KvTransfer:
         if bandwidth > 0:
             predicted[Stage.WIRE] = wire_bytes / bandwidth
         return predicted
-
-    @staticmethod
-    def _shape(models: StageModels, context: Context) -> tuple[int, int, int, int]:
-        return (
-            len(models),
-            len(context.sizes_bytes),
-            len(context.bandwidths_bytes_per_s),
-            len(context.loads),
-        )
