@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import secrets
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,7 +284,7 @@ class FleetServer(FleetServicer):
         if published is not None:
             entry.delivery.want(published)
         self.audit.note(AuditEvent.AGENT_CONNECTED, **_names(identity), peer=entry.peer)
-        await self._notify("on_session", self._on_session, self._view(entry))
+        self.in_background(self._notify("on_session", self._on_session, self._view(entry)))
         await stream.serve(
             pb.Welcome(
                 protocol_version=PROTOCOL_VERSION,
@@ -365,11 +367,23 @@ def _names(identity: AgentIdentity) -> dict[str, object]:
     }
 
 
+def _is_listening(path: Path) -> bool:
+    """Whether a socket has a process behind it; one that was killed leaves its file."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(str(path)) != errno.ECONNREFUSED
+
+
 def _bind(server: grpc.aio.Server, address: str) -> str:
     if address.startswith("unix:"):
         path = Path(address.removeprefix("unix:").removeprefix("//"))
         if path.is_socket():
-            # Left by a process that was killed: the state directory's lock says that no other daemon is alive.
+            if _is_listening(path):
+                raise FleetError(
+                    f"{address}: another process listens there",
+                    code="fleet.address",
+                    hint="stop it, or use another path",
+                )
             path.unlink()
         elif not path.parent.is_dir():
             raise FleetError(f"{address}: {path.parent} is not a directory", code="fleet.address", hint="create it")

@@ -130,7 +130,7 @@ class AgentStream:
         if isinstance(error, DecodeError):
             self._entry.tally.add("messages_malformed")
             _log.warning("agent %s sent what is no message: %s", name, error)
-        elif isinstance(error, grpc.RpcError | grpc.aio.UsageError | asyncio.InvalidStateError):
+        elif isinstance(error, grpc.RpcError | grpc.aio.BaseError | asyncio.InvalidStateError):
             _log.debug("stream of agent %s ended: %s", name, error)
         else:
             self._entry.tally.add("stream_failed", type(error).__name__)
@@ -150,6 +150,8 @@ class AgentStream:
         tally = self._entry.tally
         if kind == "effects":
             self._intake.offer(message.effects)
+        elif not self._is_current():
+            tally.add("messages_late")
         elif kind == "telemetry":
             await self._receive_telemetry(message.telemetry)
         elif kind == "ack":
@@ -216,6 +218,9 @@ class AgentStream:
         else:
             self._entry.tally.add(f"{name}_ignored", answer.value)
 
+    def _is_current(self) -> bool:
+        return self._entry.stream is self
+
     def _note_acked(self, up_to_seq: int) -> None:
         self._effects_acked = max(self._effects_acked, up_to_seq)
         self._entry.effects_acked_up_to = self._effects_acked
@@ -228,12 +233,9 @@ class AgentStream:
 
     async def _send(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
+        while self._drain is None:
             self._wake.clear()
             await self._send_due()
-            if self._drain is not None:
-                await self._context.write(pb.ControlMessage(drain=self._drain))
-                return
             now_s = self._server.clock.monotonic_s()
             wait_s = max(0.0, self._next_lease_s - now_s)
             backoff_s = self._entry.delivery.wait_s(now_s)
@@ -244,13 +246,15 @@ class AgentStream:
                 await self._wake.wait()
             finally:
                 timer.cancel()
+        await self._context.write(pb.ControlMessage(drain=self._drain))
 
     async def _send_due(self) -> None:
         if self._effects_acked > self._effects_ack_sent:
             self._effects_ack_sent = self._effects_acked
             ack = pb.EffectAck(up_to_seq=self._effects_acked)
             await self._context.write(pb.ControlMessage(effect_ack=ack))
-        published = self._entry.delivery.due(self._server.clock.monotonic_s())
+        # A stream that was replaced must not touch what its successor sends and hears.
+        published = self._entry.delivery.due(self._server.clock.monotonic_s()) if self._is_current() else None
         if published is not None:
             await self._send_snapshot(published)
         while self._trials:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-_INDEX = re.compile(r"\[[^\]]*\]")
+_INDEX = re.compile(r"\[.*\]", re.DOTALL)
 
 
 class Tally:
-    """Counts by (name, label). A label is a field or a code, with indices cut, so that there are only so many.
+    """Counts by (name, label). A label is a field or a code; indices are cut, so that there are only so many.
 
     Args:
         parent: counts everything, too.

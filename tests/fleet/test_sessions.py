@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import socket
+import time
 
 import pytest
 
 from controld.contract.configuration import Configuration
 from controld.contract.rpc import fleet_pb2 as pb
 from controld.contract.trial import TrialTask
+from controld.fleet import FleetServer
 from controld.fleet.errors import FleetError
 from controld.store.records import AuditEvent
 
@@ -192,19 +196,39 @@ async def test_one_audit_event_for_each_distinct_refusal(
     assert [json.loads(r.document)["error"] for r in refused] == ["same"]
 
 
-async def test_two_servers_cannot_share_a_port(start_server, store) -> None:
-    from controld.fleet import FleetServer
-
-    first = FleetServer(store)
-    (address,) = await first.start(["127.0.0.1:0"])
-    assert not address.endswith(":0")
-    second = FleetServer(store)
+async def test_two_servers_cannot_share_an_address(store, tmp_path) -> None:
+    first, second = FleetServer(store), FleetServer(store)
+    port, path = await first.start(["127.0.0.1:0", f"unix://{tmp_path}/shared.sock"])
+    assert not port.endswith(":0")
     try:
-        with pytest.raises(FleetError) as caught:
-            await second.start([address])
-        assert caught.value.code == "fleet.address"
+        for address in (port, path):
+            with pytest.raises(FleetError) as caught:
+                await second.start([address])
+            assert caught.value.code == "fleet.address"
         with pytest.raises(FleetError, match="not a directory"):
             await second.start(["unix:///no/such/place/f.sock"])
     finally:
         await second.stop()
         await first.stop(0.1)
+
+
+async def test_the_socket_of_a_killed_daemon_is_replaced(store, tmp_path) -> None:
+    left = tmp_path / "left.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(left))
+    assert left.is_socket()
+    server = FleetServer(store)
+    assert await server.start([f"unix://{left}"]) == (f"unix://{left}",)
+    await server.stop(0.1)
+
+
+async def test_a_slow_daemon_callback_does_not_delay_the_welcome(start_server, connect, heard, monkeypatch) -> None:
+    async def slow(_session: object) -> None:
+        await asyncio.sleep(1.0)
+
+    monkeypatch.setattr(heard, "on_session", slow)
+    _, address = await start_server()
+    started_s = time.monotonic()
+    agent = await connect(address=address)
+    await agent.expect("welcome")
+    assert time.monotonic() - started_s < 0.9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from controld.contract.rpc import fleet_pb2 as pb
 from controld.contract.rpc.convert import resource_from_proto
 from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource
 from controld.fleet.errors import FleetError
+from controld.store.errors import StoreError
 
 
 async def test_an_agent_gets_what_was_published_before_and_after_it_came(
@@ -246,3 +248,45 @@ async def test_a_lease_is_renewed_for_the_version_in_use(
     await eventually(lambda: fleet.sessions()[0].degraded)
     for _ in range(3):
         assert (await agent.expect("lease_renewal")).version == 1, "what it kept stays good while it refuses the new"
+
+
+async def test_a_stream_that_replaces_a_lingering_one_gets_everything(
+    server, connect, selector, resources, eventually
+) -> None:
+    fleet, _ = server
+    await fleet.publish(selector, resources, policy_generation=1)
+    lingering = []
+    for attempt in range(10):
+        agent = await connect()
+        await agent.expect("welcome")
+        snapshot = await agent.expect("snapshot")
+        assert len(snapshot.resources) == len(resources)
+        if attempt % 2:
+            await agent.ack(snapshot)
+        lingering.append(agent)
+    await eventually(lambda: fleet.sessions()[0].acked_version == 1)
+    for replaced in lingering[:-1]:
+        kind = ""
+        while kind is not None:
+            kind, _ = await replaced.receive()
+            assert kind in ("drain", None), "a replaced stream gets no snapshot any more"
+
+
+async def test_nothing_is_pushed_that_could_not_be_kept(server, connect, selector, resources, store) -> None:
+    fleet, _ = server
+    await fleet.publish(selector, resources, policy_generation=1)
+    await store.close()
+    with pytest.raises(StoreError):
+        await fleet.publish(selector, resources, policy_generation=2)
+    assert fleet.last_version == 1
+    agent = await connect()
+    assert (await agent.expect("welcome")).policy_generation == 1
+    assert (await agent.expect("snapshot")).version == 1, "agents are served although the state cannot be read"
+
+
+async def test_a_version_published_by_another_controld_is_stepped_over(server, selector, resources, store) -> None:
+    fleet, _ = server
+    await fleet.publish(selector, resources, policy_generation=1)
+    kept = await store.versions.get(1)
+    await store.versions.append(replace(kept, number=2))
+    assert await fleet.publish(selector, resources, policy_generation=1) == 3
