@@ -75,7 +75,7 @@ class ServiceClass:
         tiers: where it may be compressed.
         max_quality_loss_nats: limit on the mean KL per token; 0 means lossless only.
         explore_share: share of its transfers that may go to arms that are not the best known.
-        pin: the one arm that it takes (`raw` or a configuration's id), within its quality limit; None leaves the choice.
+        pin: the one arm that it takes (`raw` or a configuration's id), within its quality limit; else None.
     """
 
     name: str

@@ -15,7 +15,7 @@ def test_help_names_every_command_and_teaches_by_example(capsys: pytest.CaptureF
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert ended.value.code == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     for name, summary in BUILT_IN.items():
         assert f"{name} " in text
         assert summary in text
