@@ -171,9 +171,10 @@ def test_a_trial_asked_for_again_is_not_measured_again(worker, daemon, until):
     again.wait_for("telemetry")
     again.send(trial_request=trial_task_to_proto(task()))
     go_on.set()
-    assert final(again, until) == [measured(task())]
+    assert set(final(again, until)) == {measured(task())}
+    answers = len(again.of_kind("trial_result"))
     again.send(trial_request=trial_task_to_proto(task()))
-    assert outcomes(again, 2)[1] == measured(task())
+    assert outcomes(again, answers + 1)[-1] == measured(task())
     assert calls == ["t1"]
 
 
