@@ -16,7 +16,7 @@ class TrialMeasurement:
     Args:
         lossy_part: the configuration without its coder.
         losses: one for each (prompt length, segment).
-        coders: one for each (coder, prompt length, segment); seconds of the whole prompt in one frame.
+        coders: one for each (coder, prompt length, segment); seconds of the whole prompt, framed as transfers are.
         sender_hardware, receiver_hardware: where encode and decode ran.
         corpus: the texts, by name and hash.
 

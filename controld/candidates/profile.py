@@ -20,7 +20,10 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """Seconds of one stage as an affine function of raw bytes: `a + b * V` for one frame of V bytes."""
+    """Seconds of one stage as an affine function of raw bytes: `a + b * V` for a transfer of V bytes.
+
+    It is cut into frames as the data plane cuts it, so what a frame costs beside its bytes is part of `b`.
+    """
 
     a_s: float
     b_s_per_byte: float
@@ -31,9 +34,9 @@ class StageTime:
             if not math.isfinite(value) or value < 0:
                 raise FieldError(f"stage_time.{name}", f"{value} is not a finite non-negative number")
 
-    def seconds(self, raw_bytes: float, frames: int = 1) -> float:
-        """Seconds for `raw_bytes` cut into `frames` frames: the fixed part is paid for each of them."""
-        return self.a_s * frames + self.b_s_per_byte * raw_bytes
+    def seconds(self, raw_bytes: float) -> float:
+        """Seconds for `raw_bytes`."""
+        return self.a_s + self.b_s_per_byte * raw_bytes
 
 
 NO_TIME = StageTime(0.0, 0.0)
@@ -108,7 +111,7 @@ class Profile:
         loss_upper_nats: one-sided 95 % upper bound (Student's t), the largest over the prompt lengths; infinite where
             fewer than two segments were measured; worked out from the three fields above where not given.
         ratio: raw bytes / wire bytes, headers and side data included.
-        encode, decode: seconds of one frame by its raw bytes.
+        encode, decode: seconds of a transfer by its raw bytes, summed over its frames.
         median_transfer_bytes: V*, the workload's median transfer, at which the latency objective is taken.
         provenance: where it came from (study and trial).
 

@@ -79,7 +79,7 @@ class Candidate:
     Args:
         label: short and readable.
         wire_share: wire bytes / raw bytes.
-        encode, decode: seconds of a frame; raw's own overhead is its `encode`.
+        encode, decode: seconds of a transfer; raw's own overhead is its `encode`.
         foreign: the times were measured on other hardware.
         corrections: one for each of `STAGES`, in their order.
         out_reason: why it is pinned off; empty where it is not.

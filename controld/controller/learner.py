@@ -1,7 +1,7 @@
 """Learning from effects: posteriors by arm and stage, and what of the feedback is believed.
 
-Only the sender's half of a verified transfer teaches. Everything else changes nothing and is counted by reason.
-Refusals and fall-backs teach no times; repeated, they take the arm out of use.
+Only the sender's half of a verified transfer, or of a raw one, teaches. Everything else changes nothing and is counted
+by reason. Refusals and fall-backs teach no times; repeated, they take the arm out of use.
 """
 
 from __future__ import annotations
@@ -186,7 +186,9 @@ class Learner:
         if coded and effect.path is Path.RAW_FALLBACK:
             self._fault(effect.arm_id, now_unix_s, effect.reason or "fell back to raw", refused=False)
             return Feedback.FELL_BACK
-        if effect.verdict is not Verdict.VERIFIED or effect.path not in (Path.CODED, Path.RAW):
+        # Nobody answers for raw bytes, so what a data plane may say of them is that they were sent.
+        believed = (Verdict.VERIFIED,) if coded else (Verdict.VERIFIED, Verdict.UNVERIFIED)
+        if effect.verdict not in believed or effect.path not in (Path.CODED, Path.RAW):
             return Feedback.NOT_VERIFIED
         if coded and (effect.path is not Path.CODED or effect.wire_bytes == 0):
             # A success that moved nothing is a lie, and a codec that lies is not used again.
@@ -213,7 +215,6 @@ class Learner:
             known.row,
             raw_bytes=effect.raw_bytes,
             wire_bytes=effect.wire_bytes,
-            chunks=effect.chunks,
             bandwidth=effect.bandwidth_bytes_per_s,
         )
         observed: Mapping[Stage, float] = {

@@ -138,7 +138,7 @@ def test_no_flapping_at_the_rim_of_as_good(profile: Build, request_for: Build) -
 
 
 def test_an_slo_filters_before_the_objective(profile: Build, request_for: Build) -> None:
-    small = profile(4, ratio=8.0, encode=StageTime(0.3, 0.0))
+    small = profile(4, ratio=8.0, encode=StageTime(0.9, 0.0))
     quick = profile(12, ratio=4.0)
     where: dict[str, Any] = {"objective": Objective.BYTES, "explore_share": 0.0}
     free = decide([request_for(small, quick, goals=(goal(**where),))]).tables[0]
@@ -170,7 +170,7 @@ def test_a_percentile_needs_room_for_noise(profile: Build, request_for: Build) -
 
 def test_objectives(profile: Build, request_for: Build) -> None:
     lossless = profile(16, loss_mean_nats=0.0, loss_se_nats=0.0, ratio=1.5)
-    fast, small = profile(12, ratio=4.0), profile(4, ratio=5.0, encode=StageTime(1.0, 0.0))
+    fast, small = profile(12, ratio=4.0), profile(4, ratio=5.0, encode=StageTime(4.0, 0.0))
     frugal = profile(14, ratio=2.0, encode=StageTime(0.0, 1e-11), decode=StageTime(0.0, 1e-11))
     expected = {
         Objective.LATENCY: fast,
@@ -187,7 +187,7 @@ def test_near_saturation_the_better_ratio_wins(profile: Build, request_for: Buil
     # At rest the quick codec wins; when the link is nearly full, the one that leaves room on it does.
     shared = KvTransfer(exclusive_connection=False)
     quick = profile(12, ratio=2.0, encode=StageTime(0.0, 1e-10), decode=StageTime(0.0, 1e-10))
-    small = profile(8, ratio=4.0, encode=StageTime(0.05, 1e-9), decode=StageTime(0.05, 1e-9))
+    small = profile(8, ratio=4.0, encode=StageTime(0.19, 1e-9), decode=StageTime(0.19, 1e-9))
     table = decide([request_for(quick, small)], knob=shared).tables[0]
     bandwidth = 30e6
     assert choice(table, bandwidth, load=0.05) == quick.arm_id
@@ -205,7 +205,7 @@ def test_other_classes_work_is_counted_where_shares_are_known(profile: Build, re
     # Most bytes belong to a class that may only send raw; had this one the link alone, the quick arm would have room.
     shared = KvTransfer(exclusive_connection=False)
     quick = profile(12, ratio=1.6, loss_mean_nats=0.001, encode=StageTime(0.0, 1e-10), decode=StageTime(0.0, 1e-10))
-    small = profile(8, ratio=4.0, encode=StageTime(0.09, 1e-9), decode=StageTime(0.09, 1e-9))
+    small = profile(8, ratio=4.0, encode=StageTime(0.27, 1e-9), decode=StageTime(0.27, 1e-9))
     other = goal(name="other", max_quality_loss_nats=0.0, offered_share=0.8)
     alone = decide([request_for(quick, small, goals=(goal(),))], knob=shared).tables[0]
     together = decide([request_for(quick, small, goals=(goal(offered_share=0.2), other))], knob=shared).tables[0]

@@ -35,9 +35,9 @@ def coded(effect: Build, profile: Profile, number: int, slow: float = 1.0, **cha
         "path": Path.CODED,
         "chunks": 4,
         "wire_bytes": 3_500_000,
-        "encode_s": slow * profile.encode.seconds(14e6, frames=4),
+        "encode_s": slow * profile.encode.seconds(14e6),
         "wire_s": 0.35,
-        "decode_s": slow * profile.decode.seconds(14e6, frames=4),
+        "decode_s": slow * profile.decode.seconds(14e6),
     }
     return effect(**{**values, **changes})
 
@@ -59,7 +59,8 @@ def test_exact_predictions_teach_a_factor_of_one(effect: Build, profile: Build) 
 def test_raw_learns_its_whole_time_from_the_wire(effect: Build, profile: Build) -> None:
     learner = learner_for(profile())
     for number in range(40):
-        learner.observe(effect(transfer_id=f"t{number}", wire_s=2.0), NOW)
+        sent = effect(transfer_id=f"t{number}", wire_s=2.0, verdict=Verdict.UNVERIFIED)
+        assert learner.observe(sent, NOW) is Feedback.LEARNED
     assert factor(learner, RAW, Stage.WIRE) == pytest.approx(2.0 / 1.401, rel=0.06)
 
 

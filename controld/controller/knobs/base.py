@@ -68,8 +68,8 @@ class StageModels:
     """The arms of one service class as coefficients; each array has shape [arms].
 
     Args:
-        encode_a_s, encode_b_s_per_byte, decode_a_s, decode_b_s_per_byte: affine seconds of one frame by raw bytes; an
-            arm that is not framed (raw) keeps its own overhead in the encode pair.
+        encode_a_s, encode_b_s_per_byte, decode_a_s, decode_b_s_per_byte: affine seconds of a transfer by its raw
+            bytes; an arm that is not framed (raw) keeps its own overhead in the encode pair.
         wire_share: wire bytes / raw bytes.
         framed: whether the arm is cut into overlapping chunks.
     """
@@ -163,7 +163,7 @@ class Knob(Protocol):
         ...
 
     def stage_seconds(
-        self, models: StageModels, arm: int, *, raw_bytes: float, wire_bytes: float, chunks: int, bandwidth: float
+        self, models: StageModels, arm: int, *, raw_bytes: float, wire_bytes: float, bandwidth: float
     ) -> dict[Stage, float]:
         """Uncorrected prediction of what one effect reports, stage by stage (`BYTES` in bytes), for learning.
 

@@ -1,8 +1,8 @@
 """Cost model of one KV transfer between two machines.
 
 For V raw bytes cut into K chunks whose stages overlap, T = rtt + e1 + w1 + d1 + (K - 1) max(e1, w1, d1), where e1, w1
-and d1 are the seconds of one chunk of V / K bytes: encode `ae + be V/K`, wire `V/(K r B)`, decode `ad + bd V/K`. Raw
-bytes are not chunked: rtt + a + b V + V/B.
+and d1 are the seconds of one chunk: a K-th of encode `ae + be V`, wire `V/(r B)` and decode `ad + bd V`. Raw bytes are
+not chunked: rtt + a + b V + V/B.
 
 Each stage is a server; so is the connection itself where it carries one transfer at a time, as the worker of an SGLang
 peer does. Waiting is that of the busiest server, as a queue with regular service (M/D/1): S rho / (2 (1 - rho)), where
@@ -32,7 +32,7 @@ class KvTransfer:
         switch_cost_s: seconds that a change of arm costs.
     """
 
-    chunk_bytes: float = 4e6
+    chunk_bytes: float = 1.5e6
     rtt_s: float = 5e-4
     exclusive_connection: bool = True
     switch_cost_s: float = 0.0
@@ -75,12 +75,8 @@ class KvTransfer:
         chunks = np.where(framed, np.maximum(np.ceil(size / self.chunk_bytes), 1.0), 1.0)
         # What raw pays beside the wire is part of what its effects report as wire, so both take the wire's correction.
         encode_factor = np.where(models.framed, factors[:, _ENCODE], factors[:, _WIRE])
-        encode = column(encode_factor) * (
-            chunks * column(models.encode_a_s) + size * column(models.encode_b_s_per_byte)
-        )
-        decode = column(factors[:, _DECODE]) * (
-            chunks * column(models.decode_a_s) + size * column(models.decode_b_s_per_byte)
-        )
+        encode = column(encode_factor) * (column(models.encode_a_s) + size * column(models.encode_b_s_per_byte))
+        decode = column(factors[:, _DECODE]) * (column(models.decode_a_s) + size * column(models.decode_b_s_per_byte))
         wire = column(models.wire_share * factors[:, _BYTES] * factors[:, _WIRE]) * (size / bandwidth)
         slowest = np.maximum(np.maximum(encode, wire), decode)
         service = self.rtt_s + (encode + wire + decode + (chunks - 1.0) * slowest) / chunks
@@ -113,16 +109,15 @@ class KvTransfer:
         )
 
     def stage_seconds(
-        self, models: StageModels, arm: int, *, raw_bytes: float, wire_bytes: float, chunks: int, bandwidth: float
+        self, models: StageModels, arm: int, *, raw_bytes: float, wire_bytes: float, bandwidth: float
     ) -> dict[Stage, float]:
         """See `Knob.stage_seconds`."""
-        overhead = models.encode_a_s[arm] * max(chunks, 1) + models.encode_b_s_per_byte[arm] * raw_bytes
+        encode = models.encode_a_s[arm] + models.encode_b_s_per_byte[arm] * raw_bytes
         if not models.framed[arm]:
-            overhead = models.encode_a_s[arm] + models.encode_b_s_per_byte[arm] * raw_bytes
-            return {Stage.WIRE: float(overhead + raw_bytes / bandwidth)} if bandwidth > 0 else {}
-        decode = models.decode_a_s[arm] * max(chunks, 1) + models.decode_b_s_per_byte[arm] * raw_bytes
+            return {Stage.WIRE: float(encode + raw_bytes / bandwidth)} if bandwidth > 0 else {}
+        decode = models.decode_a_s[arm] + models.decode_b_s_per_byte[arm] * raw_bytes
         predicted = {
-            Stage.ENCODE: float(overhead),
+            Stage.ENCODE: float(encode),
             Stage.BYTES: float(models.wire_share[arm] * raw_bytes),
             Stage.DECODE: float(decode),
         }
