@@ -203,6 +203,8 @@ class Planner:
         rules_same = self._published_rules.get(selector) == hash(policy.rules)
         if rules_same and self._fleet.desired(selector) is not None and plan_equal(before, plan):
             self._metrics.plans.labels("unchanged").inc()
+            # What it was decided from may have moved: the next round compares with this, and is free if nothing moved.
+            self.plans[selector] = plan
             return False
         version = await self._fleet.publish(
             selector, resources_of(plan, policy), policy_generation=generation, explanations_json=plan.to_json()
