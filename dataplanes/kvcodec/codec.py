@@ -8,6 +8,7 @@ Public interface, stable:
 - `codec.encode_into(planes, buffer, first_token=..., chunk_index=..., chunk_count=...) -> int` (hot path) and
   `codec.encode(planes, ...) -> bytes`.
 - `decode_frame(buffer, out=None, max_raw_bytes=...) -> DecodedFrame`: needs nothing but the frame.
+- `KVCodec.compile()`: build the native kernels; call it before serving.
 - `peek_header(buffer) -> FrameHeader`: verify and read the header without decoding.
 
 `planes` is a dense tensor `[planes, tokens, heads, head_dim]` (fast) or a list of `[tokens, heads, head_dim]`, of any
@@ -37,6 +38,7 @@ from dataplanes.kvcodec.frame import (
     section_bytes,
 )
 from dataplanes.kvcodec.layout import KVLayout, Planes, stack_planes, unstack_planes
+from dataplanes.kvcodec.native.library import load_library
 from dataplanes.kvcodec.parameters import parse_parameters
 from dataplanes.kvcodec.stages import RawStage, stage_for
 
@@ -81,6 +83,15 @@ class KVCodec:
             stage_for(stack, dtype, self.parameters, packs=packs, use_native=use_native) for stack in layout.stacks
         )
         self._raw_stages = tuple(RawStage(stack, dtype) for stack in layout.stacks)
+
+    @staticmethod
+    def compile() -> bool:
+        """Build what is otherwise built at first use, about a second once per machine; call before serving.
+
+        Returns:
+            Whether the native kernels run; without them the reference does the work, several times slower.
+        """
+        return load_library() is not None
 
     @property
     def chunk_alignment_tokens(self) -> int:

@@ -124,6 +124,14 @@ class KVLayout:
         """`layers` latent planes of one head, as SGLang's MLA pool lists them."""
         return cls(planes=(Plane(PlaneRole.LATENT, 1, latent_dim),) * layers, dtype=dtype, page_tokens=page_tokens)
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Layouts are keys of caches on the path of every transfer.
+        return hash((self.planes, self.dtype, self.page_tokens))
+
     @cached_property
     def token_bytes(self) -> int:
         """Raw bytes of one token over all planes."""

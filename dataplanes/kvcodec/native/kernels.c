@@ -214,23 +214,8 @@ static void quantise_group(
     const kv_levels *c, const float *restrict x, int64_t n, uint8_t *restrict symbols, uint16_t *step_out,
     int16_t *offset_out) {
     float low = x[0], high = x[0], step, offset;
-    int64_t i = 0;
-    if (n >= LANES) {
-        float lows[LANES], highs[LANES];
-        memcpy(lows, x, sizeof lows);
-        memcpy(highs, x, sizeof highs);
-        for (i = LANES; i + LANES <= n; i += LANES)
-            for (int64_t j = 0; j < LANES; j++) {
-                float v = x[i + j];
-                lows[j] = v < lows[j] ? v : lows[j];
-                highs[j] = v > highs[j] ? v : highs[j];
-            }
-        for (int64_t j = 0; j < LANES; j++) {
-            low = lows[j] < low ? lows[j] : low;
-            high = highs[j] > high ? highs[j] : high;
-        }
-    }
-    for (; i < n; i++) {
+#pragma omp simd reduction(min : low) reduction(max : high)
+    for (int64_t i = 0; i < n; i++) {
         low = x[i] < low ? x[i] : low;
         high = x[i] > high ? x[i] : high;
     }
@@ -238,7 +223,7 @@ static void quantise_group(
     *step_out = (uint16_t)(bits_of(step) >> 16);
     *offset_out = (int16_t)(int32_t)offset;
     float zero = offset * (step / FRACTION), inverse_step = 1.0f / step, last = (float)(c->levels - 1);
-    for (i = 0; i < n; i++) symbols[i] = symbol(x[i], zero, inverse_step, last);
+    for (int64_t i = 0; i < n; i++) symbols[i] = symbol(x[i], zero, inverse_step, last);
 }
 
 /* per_byte neighbouring tokens into each byte. */

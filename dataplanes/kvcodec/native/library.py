@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 _SOURCE: Final = Path(__file__).with_name("kernels.c")
 _FLAGS: Final = (
-    "-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC",
+    "-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fopenmp-simd",
     # Same operations in the same order as the reference.
     "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
 )  # fmt: skip

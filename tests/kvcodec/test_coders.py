@@ -1,0 +1,88 @@
+"""One conformance suite that every coder passes."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataplanes.kvcodec import FrameError, FrameErrorReason
+from dataplanes.kvcodec.coders import CODERS, Coder
+from dataplanes.numerics import packing
+
+coders = pytest.mark.parametrize("coder", CODERS.values(), ids=list(CODERS))
+
+
+def skewed_bytes(size: int, spread: float, seed: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    generator = np.random.default_rng(seed)
+    return np.clip(np.round(generator.normal(128, spread, size)), 0, 255).astype(np.uint8)
+
+
+@coders
+@settings(deadline=None, max_examples=60)
+@given(size=st.integers(0, 3000), spread=st.floats(0, 200), seed=st.integers(0, 2**31))
+def test_round_trip_within_the_announced_size(coder: Coder, size: int, spread: float, seed: int) -> None:
+    plain = skewed_bytes(size, spread, seed)
+    coded = coder.encode(plain)
+    assert coded.size <= coder.max_bytes(size)
+    assert np.array_equal(coder.decode(memoryview(coded.tobytes()), size), plain)
+
+
+@coders
+@pytest.mark.parametrize("size", [0, 1, 131072, 131073, 1_000_000])
+def test_round_trip_at_block_edges(coder: Coder, size: int) -> None:
+    for spread in (0.0, 3.0, 1e6):
+        plain = skewed_bytes(size, spread, size)
+        coded = coder.encode(plain)
+        assert coded.size <= coder.max_bytes(size)
+        assert np.array_equal(coder.decode(memoryview(coded.tobytes()), size), plain)
+
+
+@coders
+def test_a_wrong_size_is_refused(coder: Coder) -> None:
+    coded = memoryview(coder.encode(skewed_bytes(500, 5, 0)).tobytes())
+    for size in (0, 1, 499, 501, 100_000):
+        with pytest.raises(FrameError):
+            coder.decode(coded, size)
+
+
+@coders
+@settings(deadline=None, max_examples=150)
+@given(position=st.integers(0, 10_000), value=st.integers(0, 255), cut=st.integers(0, 50))
+def test_damaged_data_give_a_frame_error_or_the_announced_size(
+    coder: Coder, position: int, value: int, cut: int
+) -> None:
+    coded = bytearray(coder.encode(skewed_bytes(2000, 5, 1)).tobytes())
+    coded[position % len(coded)] = value
+    try:
+        plain = coder.decode(memoryview(bytes(coded[: len(coded) - cut])), 2000)
+    except FrameError as error:
+        assert error.reason is FrameErrorReason.PAYLOAD
+    else:
+        assert plain.size == 2000
+
+
+@coders
+def test_coders_serve_many_threads_at_once(coder: Coder) -> None:
+    def round_trip(seed: int) -> bool:
+        plain = skewed_bytes(200_000, 5, seed)
+        return np.array_equal(coder.decode(memoryview(coder.encode(plain).tobytes()), plain.size), plain)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(round_trip, range(16)))
+
+
+@pytest.mark.parametrize("levels", [6, 8, 10, 12, 16])
+def test_the_entropy_coder_comes_within_two_per_cent_of_the_entropy(levels: int) -> None:
+    generator = np.random.default_rng(0)
+    wanted = generator.normal((levels - 1) / 2, levels / 5.5, (8, 512, 192))
+    symbols = np.clip(np.round(wanted), 0, levels - 1).astype(np.uint8)
+    counts = np.bincount(symbols.reshape(-1), minlength=levels)
+    shares = counts[counts > 0] / symbols.size
+    entropy_bits = -float((shares * np.log2(shares)).sum()) * symbols.size
+    packed = packing.pack(torch.from_numpy(symbols), levels).numpy().reshape(-1)
+    assert CODERS["entropy"].encode(packed).size * 8 < 1.02 * entropy_bits
