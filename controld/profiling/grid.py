@@ -20,6 +20,7 @@ from controld.contract.space import Parameter, StrategySpace
 _MAX_ENUMERATED = 20_000
 _SPREAD_PARTS = 12
 _UNCODED = "none"
+_KV_PARAMETER = "quantise"
 
 
 class GridSize(StrEnum):
@@ -33,7 +34,7 @@ class EmptyGridError(ControldError):
     """The space has nothing to measure."""
 
     def __init__(self) -> None:
-        super().__init__("the strategy space has no configuration", code="grid.empty")
+        super().__init__("the strategy space has no configuration with a coder", code="grid.empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +95,17 @@ def curated_grid(space: StrategySpace, size: GridSize = GridSize.FULL) -> tuple[
     The quick grid leaves out the coder that does not code.
 
     Raises:
-        EmptyGridError: the space holds no configuration.
+        EmptyGridError: the space holds no configuration with a coder.
     """
     wishes = _QUICK if size is GridSize.QUICK else _FULL
+    if _KV_PARAMETER not in {parameter.name for parameter in space.parameters}:
+        wishes = ()
     parts = dict.fromkeys(part for part in (nearest(space, wish) for wish in wishes) if part is not None)
     if not parts:
         parts = dict.fromkeys(_spread(space))
     points = []
     for part in parts:
-        coders = tuple(str(full.get(CODER_PARAMETER, "")) for full in space.coders(part))
+        coders = tuple(str(full[CODER_PARAMETER]) for full in space.coders(part) if CODER_PARAMETER in full)
         if size is GridSize.QUICK and len(coders) > 1:
             coders = tuple(code for code in coders if code != _UNCODED)
         if coders:

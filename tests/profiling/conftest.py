@@ -1,0 +1,196 @@
+"""A study service over a real store, and workers that answer by hand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controld.contract.clock import ManualClock
+from controld.contract.space import Condition, Forbidden, Parameter, StrategySpace
+from controld.contract.trial import CoderMeasurement, SegmentLoss, TrialOutcome, TrialStatus, TrialTask
+from controld.fleet.errors import FleetError
+from controld.fleet.identity import AgentIdentity
+from controld.fleet.session import AgentSession
+from controld.profiling.service import StudyService
+from controld.store.sqlite import SqliteStore
+
+MODEL = "f" * 64
+
+SPACE = StrategySpace(
+    parameters=(
+        Parameter(name="transform", values=("none", "hadamard")),
+        Parameter(name="quantise", values=("none", "levels", "fp8_e4m3", "nvfp4")),
+        Parameter(name="key_levels", values=(4, 8, 12, 16, 32), ordered=True),
+        Parameter(name="key_axis", values=("channel", "token")),
+        Parameter(name="key_group", values=(32, 64), ordered=True),
+        Parameter(name="value_levels", values=(4, 6, 8, 16), ordered=True),
+        Parameter(name="value_axis", values=("channel", "token")),
+        Parameter(name="value_group", values=(32, 64), ordered=True),
+        Parameter(name="code", values=("none", "bitpack", "entropy"), lossy=False),
+    ),
+    conditions=tuple(
+        Condition(parameter=f"{part}_{knob}", parent="quantise", parent_values=("levels",))
+        for part in ("key", "value")
+        for knob in ("levels", "axis", "group")
+    ),
+    forbidden=(
+        Forbidden(values={"transform": ("hadamard",), "quantise": ("none",)}, reason="nothing to transform for"),
+        Forbidden(values={"code": ("bitpack",), "quantise": ("none", "fp8_e4m3")}, reason="whole bytes"),
+    ),
+)
+
+
+def session(agent_id: str = "w0", instance_id: str = "i0", **changes: Any) -> AgentSession:
+    """A connected worker, or with `connected=False` one that has left."""
+    connected = changes.pop("connected", True)
+    values: dict[str, Any] = {
+        "deployment": "chat",
+        "agent_id": agent_id,
+        "instance_id": instance_id,
+        "kind": "sglang",
+        "role": "profiler",
+        "rank": 0,
+        "role_peers": 1,
+        "model_name": "tiny",
+        "model_fingerprint": MODEL,
+        "kv_dtype": "bfloat16",
+        "kv_bytes_per_token": 1024,
+        "device": "cpu",
+        "torch_version": "2",
+        "threads": 1,
+        "config_hash": "",
+        "space_json": SPACE.to_json(),
+        "tiers": ("pd",),
+        "resource_kinds": frozenset(),
+        "started_unix_s": 1.0,
+        **changes,
+    }
+    return AgentSession(
+        identity=AgentIdentity(**values),
+        peer="unix:",
+        connected=connected,
+        connected_since_unix_s=1.0,
+        attached=True,
+        not_attached_reason="",
+        desired_version=0,
+        acked_version=0,
+        effective_version=0,
+        effective_is_known=True,
+        last_failed=None,
+        degraded=False,
+        telemetry=None,
+        telemetry_unix_s=0.0,
+        effects_acked_up_to=0,
+        counters={},
+    )
+
+
+class HandFleet:
+    """The fleet's side of trials: who is connected is said by the test, what is asked is noted."""
+
+    def __init__(self, *connected: AgentSession) -> None:
+        self.connected = list(connected)
+        self.requests: list[tuple[str, TrialTask]] = []
+        self.cancelled: list[tuple[str, str, str]] = []
+
+    def sessions(self) -> tuple[AgentSession, ...]:
+        return tuple(self.connected)
+
+    def request_trial(self, agent_id: str, task: TrialTask) -> None:
+        if agent_id not in {one.agent_id for one in self.connected}:
+            raise FleetError(f"{agent_id} is not connected", code="fleet.not_connected")
+        self.requests.append((agent_id, task))
+
+    def cancel_trial(self, agent_id: str, study_id: str, trial_id: str = "") -> None:
+        self.cancelled.append((agent_id, study_id, trial_id))
+
+
+def outcome_of(
+    task: TrialTask,
+    status: TrialStatus = TrialStatus.MEASURED,
+    *,
+    loss_nats: float = 0.01,
+    segments: int | None = None,
+    corpus: str = "texts#1",
+    detail: str = "",
+) -> TrialOutcome:
+    """What a worker would say of a task."""
+    count = task.segments_per_length if segments is None else segments
+    measured = status in (TrialStatus.MEASURED, TrialStatus.PROGRESS)
+    places = [(tokens, segment) for tokens in task.prompt_tokens for segment in range(count)] if measured else []
+    return TrialOutcome(
+        study_id=task.study_id,
+        trial_id=task.trial_id,
+        status=status,
+        detail=detail,
+        losses=tuple(
+            SegmentLoss(
+                prompt_tokens=tokens, segment=segment, loss_nats=loss_nats * (1 + 0.1 * segment), top1_agreement=0.9
+            )
+            for tokens, segment in places
+        ),
+        coders=tuple(
+            CoderMeasurement(
+                code=code,
+                prompt_tokens=tokens,
+                segment=segment,
+                raw_bytes=tokens * 1024,
+                wire_bytes=tokens * 256,
+                encode_s=tokens * 1e-5,
+                decode_s=tokens * 2e-5,
+            )
+            for code in task.coders
+            for tokens, segment in places
+        ),
+        seconds=2.0 if measured else 0.0,
+        corpus=corpus if measured else "",
+    )
+
+
+class Bench:
+    """A service with its store, its fleet and its clock."""
+
+    session = staticmethod(session)
+    outcome_of = staticmethod(outcome_of)
+
+    def __init__(self, directory: Path, store: SqliteStore, fleet: HandFleet, clock: ManualClock) -> None:
+        self.directory = directory
+        self.store = store
+        self.fleet = fleet
+        self.clock = clock
+        self.new_profiles = 0
+        self.service = self.make_service()
+
+    def make_service(self) -> StudyService:
+        """Another process's service over what is stored."""
+        return StudyService(self.store, self.fleet, self.clock, on_profiles=self._count, review_s=3600.0)
+
+    def _count(self) -> None:
+        self.new_profiles += 1
+
+    async def answer_all(self, worker: AgentSession | None = None, **values: Any) -> int:
+        """Measure everything that is asked until nothing is; returns how many trials that were."""
+        answered = 0
+        await self.service.dispatch()
+        while self.fleet.requests:
+            agent_id, task = self.fleet.requests.pop(0)
+            await self.service.on_trial_result(worker or session(agent_id), outcome_of(task, **values))
+            answered += 1
+            await self.service.dispatch()
+        return answered
+
+
+@pytest.fixture
+def space() -> StrategySpace:
+    return SPACE
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    clock = ManualClock()
+    store = await SqliteStore.open(tmp_path / "state", clock=clock)
+    yield Bench(tmp_path / "state", store, HandFleet(session()), clock)
+    await store.close()
