@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from controld.config import Config
 from controld.contract.clock import Clock
+from controld.contract.errors import ControldError
 from controld.policy.source import PolicySource, ReloadOutcome
 from controld.systemd import Notifier
 
@@ -33,8 +34,15 @@ class Component(Protocol):
         ...
 
     async def stop(self) -> None:
-        """End, finishing what is in flight; called at most once, and only after `start` returned."""
+        """End, finishing what is in flight; called once after `start`, also when that failed or was cancelled."""
         ...
+
+
+class StartError(ControldError):
+    """The system refused what serving needs: an address is taken, a directory cannot be made."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="daemon.start", hint="is another controld running?")
 
 
 class State(StrEnum):
@@ -99,7 +107,8 @@ class Daemon:
         """Serve until asked to stop.
 
         Raises:
-            Exception: whatever a component's `start` raised; those already started are stopped first.
+            StartError: a component met an operating system's error.
+            Exception: whatever else a component's `start` raised. In both cases everything is stopped first.
         """
         async with AsyncExitStack() as stack:
             stack.callback(self._notifier.close)
@@ -178,6 +187,7 @@ class Daemon:
         """Start every component; False where a stop came in between."""
         async with _background(self._stop.wait(), "stop-wait") as stopping:
             for component in self.components:
+                stack.push_async_callback(self._stop_component, component)
                 starting = asyncio.ensure_future(component.start())
                 await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if not starting.done():
@@ -185,8 +195,10 @@ class Daemon:
                     await asyncio.wait({starting})
                 if starting.cancelled():
                     return False
-                starting.result()
-                stack.push_async_callback(self._stop_component, component)
+                try:
+                    starting.result()
+                except OSError as error:
+                    raise StartError(f"cannot start: {error}") from error
         return not self._stop.is_set()
 
     async def _stop_component(self, component: Component) -> None:

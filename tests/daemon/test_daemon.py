@@ -13,7 +13,7 @@ import pytest
 
 from controld.config import Config, load_config
 from controld.contract.clock import SystemClock
-from controld.daemon import Daemon, State
+from controld.daemon import Daemon, StartError, State
 from controld.policy.source import PolicySource
 from controld.systemd import Notifier
 
@@ -83,9 +83,9 @@ async def test_a_component_that_cannot_start_ends_the_daemon_and_never_says_read
 
     log: list[str] = []
     daemon = build(config, Recorder("a", log), Recorder("b", log, fail), notifier=Notifier(systemd.address))
-    with pytest.raises(OSError, match="address in use"):
+    with pytest.raises(StartError, match="cannot start: address in use"):
         await daemon.run()
-    assert log == ["start a", "stop a"]
+    assert log == ["start a", "stop b", "stop a"]
     assert all("READY" not in message for message in systemd.drain())
 
 
@@ -97,7 +97,7 @@ async def test_a_stop_while_starting_stops_what_has_started(config: Config) -> N
     await eventually(lambda: log == ["start a"])
     daemon.ask_to_stop()
     await asyncio.wait_for(task, 5)
-    assert log == ["start a", "stop a"]
+    assert log == ["start a", "stop b", "stop a"]
 
 
 async def test_a_component_that_hangs_or_fails_does_not_keep_the_others_from_stopping(config: Config) -> None:
