@@ -5,21 +5,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import inspect
-import threading
+import json
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from controld.contract.configuration import Configuration
-from controld.contract.decision import RAW, Arm, ClassRule, DecisionTable, Mixture
-from controld.contract.effect import Effect
-from controld.contract.snapshot import ClassRules, Resource
-from controld.contract.telemetry import Telemetry
-from controld.fleet import FleetServer, Selector
-from controld.store.sqlite import SqliteStore
+from controld.contract.effect import Effect, Half, Verdict
+from controld.contract.effect import Path as EffectPath
 
 MODEL = Path(__file__).resolve().parents[2] / "build/models/smollm2-135m-instruct"
 
@@ -48,88 +46,93 @@ def prompt(model: Path) -> Callable[[int, int], list[int]]:
 
 
 class FixedDaemon:
-    """The daemon's real fleet server and store, publishing what a test says instead of what a planner decides."""
+    """The daemon's real fleet server in a process of its own, publishing what a test says; see `fixed_daemon.py`."""
 
-    PATIENCE_S = 60.0
+    PATIENCE_S = 90.0
 
     def __init__(self, folder: Path) -> None:
         self.address = f"unix://{folder / 'fleet.sock'}"
-        self.effects: list[Effect] = []
-        self.telemetry: dict[str, Telemetry] = {}
-        self._folder = folder
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._server, self._store = self._do(self._start())
+        script = Path(__file__).with_name("fixed_daemon.py")
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), str(folder), self.address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._answer() == "ready"
 
     def stop(self) -> None:
-        """Say goodbye to the agents."""
-        self._do(self._server.stop(0.5))
-        self._do(self._store.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(self.PATIENCE_S)
-        self._loop.close()
+        """Say goodbye to the agents and end the process."""
+        self._process.communicate(timeout=self.PATIENCE_S)
 
     def publish(self, choice: Mapping[str, Configuration | None]) -> int:
         """Publish one arm for each service class (None is raw); a class `x` is matched by the extra key `class=x`."""
-        arms = [Arm(RAW)]
-        cells = []
-        for configuration in choice.values():
-            arm = Arm(RAW) if configuration is None else Arm(configuration.config_id, configuration)
-            if arm not in arms:
-                arms.append(arm)
-            cells.append(arms.index(arm))
-        table = DecisionTable(
-            tier="pd",
-            link_group="default",
-            version=1,
-            classes=tuple(choice),
-            size_edges_bytes=(),
-            bandwidth_edges_bytes_per_s=(),
-            load_edges=(),
-            arms=tuple(arms),
-            mixtures=tuple(Mixture((index,), (1.0,)) for index in range(len(arms))),
-            cells=tuple(cells),
-            prior_bandwidth_bytes_per_s=1e9,
-        )
-        rules = ClassRules(tuple(ClassRule(name, extra_key=f"class={name}") for name in choice if name != "default"))
-        resources = [Resource("pd/default", table), Resource("classes", rules)]
-        return self._do(self._server.publish(Selector("sglang", "default"), resources, policy_generation=1))
+        values = {name: None if arm is None else dict(arm) for name, arm in choice.items()}
+        return int(self._ask({"publish": values}))
+
+    def effects(self) -> list[Effect]:
+        """All effects so far."""
+        return [
+            Effect(
+                **(
+                    fields
+                    | {
+                        "half": Half(fields["half"]),
+                        "path": EffectPath(fields["path"]),
+                        "verdict": Verdict(fields["verdict"]),
+                    }
+                )
+            )
+            for fields in self._ask({"heard": True})["effects"]
+        ]
+
+    def telemetry(self) -> dict[str, dict[str, Any]]:
+        """The last report of each agent."""
+        telemetry: dict[str, dict[str, Any]] = self._ask({"heard": True})["telemetry"]
+        return telemetry
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
         """Wait until the agents have told what a test needs."""
         deadline_s = time.monotonic() + self.PATIENCE_S
         while not condition():
             if time.monotonic() > deadline_s:
-                raise AssertionError(f"waited {self.PATIENCE_S:.0f} s in vain until {what}: {self.telemetry}")
-            time.sleep(0.02)
+                raise AssertionError(f"waited {self.PATIENCE_S:.0f} s in vain until {what}: {self.telemetry()}")
+            time.sleep(0.05)
 
-    def wait_for_version(self, version: int, agents: int) -> None:
-        """Wait until so many agents have applied a version."""
+    def wait_until_in_force(self, version: int, agents: int = 2) -> None:
+        """Wait until so many agents are attached and have applied a version."""
         self.wait_for(
-            lambda: sum(seen.applied_version >= version for seen in self.telemetry.values()) >= agents,
-            f"{agents} agents applied version {version}",
+            lambda: (
+                sum(seen["attached"] and seen["applied_version"] >= version for seen in self.telemetry().values())
+                >= agents
+            ),
+            f"{agents} attached agents applied version {version}",
         )
 
-    def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(self.PATIENCE_S)
+    def wait_for_effects(self, transfers: int, half: Half = Half.SENDER) -> list[Effect]:
+        """The effects of one half, once there are so many."""
+        self.wait_for(
+            lambda: sum(effect.half is half for effect in self.effects()) >= transfers,
+            f"{transfers} {half} effects came",
+        )
+        return [effect for effect in self.effects() if effect.half is half]
 
-    async def _start(self) -> tuple[FleetServer, SqliteStore]:
-        store = await SqliteStore.open(self._folder / "store")
-        server = FleetServer(store, on_effects=self._on_effects, on_telemetry=self._on_telemetry)
-        await server.start([self.address])
-        return server, store
+    def _ask(self, request: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
 
-    async def _on_effects(self, _session: Any, records: Any) -> None:
-        self.effects.extend(record.effect for record in records)
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the fixed daemon ended with status {self._process.wait()}"
+        return json.loads(line)
 
-    async def _on_telemetry(self, session: Any, telemetry: Telemetry) -> None:
-        self.telemetry[session.identity.agent_id] = telemetry
 
-
-@pytest.fixture
-def fixed_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], FixedDaemon]]:
-    """A function that starts a fixed daemon; all of them are stopped at the end."""
+@pytest.fixture(scope="module")
+def start_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], FixedDaemon]]:
+    """A function that starts a fixed daemon; all of them are stopped at the end of the module."""
     started: list[FixedDaemon] = []
 
     def start() -> FixedDaemon:

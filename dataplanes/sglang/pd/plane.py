@@ -75,39 +75,32 @@ def layout_of(args: Any, *, server_args: Any, is_mla: bool) -> KVLayout:
     for reason, applies in reasons.items():
         if applies:
             raise PlaneRefusedError(f"this kind of KV pool is not coded: {reason}", code=f"pd.{reason}")
-    name = _dtype_name(args, server_args)
+    model = identify_model(Path(server_args.model_path))
+    name = _dtype_name(args, server_args) or model.kv_dtype
     if name not in {member.value for member in KVDtype}:
         raise PlaneRefusedError(
             f"a KV pool of {name} is already compressed", code="pd.dtype", hint="bfloat16, float16 or float32"
         )
     dtype = KVDtype(name)
-    entries, heads, page_tokens = len(args.kv_data_ptrs), args.kv_head_num, args.page_size
-    row_bytes = page_tokens * heads * dtype.element_bytes
-    keys, values = set(args.kv_item_lens[: entries // 2]), set(args.kv_item_lens[entries // 2 :])
-    if not entries or entries % 2 or len(keys) != 1 or len(values) != 1:
+    entries, page_bytes = len(args.kv_data_ptrs), set(args.kv_item_lens)
+    head_bytes = args.page_size * model.head_dim * dtype.element_bytes
+    if not entries or entries % 2 or len(page_bytes) != 1:
         raise PlaneRefusedError("the pool is not one key and one value plane a layer", code="pd.layout")
-    (key_bytes,), (value_bytes,) = keys, values
-    if key_bytes % row_bytes or value_bytes % row_bytes:
-        raise PlaneRefusedError(
-            f"pages of {key_bytes} and {value_bytes} bytes are not {heads} heads of {name}", code="pd.layout"
-        )
+    heads, rest = divmod(page_bytes.pop(), head_bytes)
+    if rest or not heads:
+        raise PlaneRefusedError(f"pages are no whole heads of {model.head_dim} in {name}", code="pd.layout")
     return KVLayout.keys_then_values(
-        layers=entries // 2,
-        heads=heads,
-        head_dim=key_bytes // row_bytes,
-        value_dim=value_bytes // row_bytes,
-        dtype=dtype,
-        page_tokens=page_tokens,
+        layers=entries // 2, heads=heads, head_dim=model.head_dim, dtype=dtype, page_tokens=args.page_size
     )
 
 
 def _dtype_name(args: Any, server_args: Any) -> str:
-    """The pool's dtype: as SGLang names it, unless it says "auto", which is the model's."""
+    """The pool's dtype as SGLang names it; empty where it says "auto", which is the model's."""
     for said in (args.kv_cache_dtype_str, server_args.dtype):
         name = str(said).removeprefix("torch.")
         if name != "auto":
             return {"bf16": "bfloat16", "half": "float16", "float": "float32"}.get(name, name)
-    return identify_model(Path(server_args.model_path)).kv_dtype
+    return ""
 
 
 def layout_digest(layout: KVLayout) -> bytes:
@@ -193,9 +186,10 @@ class PdPlane:
                 raise PlaneRefusedError("SGLang's KV checksums are on; coded KV would fail them", code="pd.checksum")
             if getattr(server_args, "enable_unified_memory", False):
                 raise PlaneRefusedError("the unified memory pool is not coded", code="pd.unified_memory")
-        except ControldError as error:
-            self.refusal = str(error)
-            _log.error("the PD plane does not attach, KV goes raw: %s", error)
+        except (ControldError, AttributeError, TypeError, ValueError) as error:
+            # Whatever SGLang's arguments look like, a server that cannot be coded must still serve.
+            self.refusal = str(error) if isinstance(error, ControldError) else repr(error)
+            _log.error("the PD plane does not attach, KV goes raw: %s", self.refusal)
         self.agent = agent or Agent(
             identity_of(args, role=role, server_args=server_args, layout=self._layout, environment=environment),
             address,
