@@ -31,7 +31,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--pool-tokens", type=int, default=16384)
     parser.add_argument("--chunked-prefill-tokens", type=int, default=4096)
     parser.add_argument("--no-radix-cache", action="store_true", help="forget prefixes after each request")
-    parser.add_argument("--ready-deadline", type=float, default=240.0, metavar="SECONDS")
+    parser.add_argument("--ready-deadline", type=float, default=420.0, metavar="SECONDS")
     parser.add_argument("extra", nargs="*", help="arguments for every SGLang server, after --")
     return parser.parse_args()
 

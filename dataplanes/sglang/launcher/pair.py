@@ -98,6 +98,7 @@ class SglangPair(_Running):
             log_dir=settings.log_dir,
             host=_ROUTER_HOST,
             port=router_port,
+            health_path=settings.router.ready_path,
         )
         self.servers.append(self.router)
 
@@ -138,7 +139,7 @@ class UnsplitServer(_Running):
 
     server: ServerProcess
 
-    def __init__(self, settings: ServerSettings, *, log_dir: Path, ready_deadline_s: float = 240.0) -> None:
+    def __init__(self, settings: ServerSettings, *, log_dir: Path, ready_deadline_s: float = 420.0) -> None:
         super().__init__(ready_deadline_s)
         self.settings = settings
         self._log_dir = log_dir

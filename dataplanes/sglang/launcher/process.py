@@ -17,6 +17,8 @@ from controld.contract.errors import ControldError
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_LINES = 25
+# A killed process gives back gigabytes before it is gone.
+_KILL_WAIT_S = 10.0
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -162,12 +164,16 @@ class ServerProcess:
     def stop(self, grace_s: float = 3.0) -> None:
         """End the process and everything in its session: SIGTERM, then SIGKILL after `grace_s`."""
         self._signal_all(signal.SIGTERM)
-        deadline = time.monotonic() + grace_s
+        self._wait_for_group(grace_s)
+        self._signal_all(signal.SIGKILL)
+        self._process.wait()
+        self._wait_for_group(_KILL_WAIT_S)
+
+    def _wait_for_group(self, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
         while self._group_members() and time.monotonic() < deadline:
             self._process.poll()
             time.sleep(0.05)
-        self._signal_all(signal.SIGKILL)
-        self._process.wait()
 
     def _signal_all(self, number: signal.Signals) -> None:
         for pid in self._group_members():

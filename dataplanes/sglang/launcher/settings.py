@@ -35,7 +35,12 @@ class RouterKind(Enum):
     """Which router stands in front of the pair."""
 
     MINI_LB = "mini_lb"  # sglang-router's Python load balancer
-    GATEWAY = "gateway"  # sglang-router's Rust gateway
+    GATEWAY = "gateway"  # sglang-router's Rust gateway; drops extra_key and priority of chat completions
+
+    @property
+    def ready_path(self) -> str:
+        """Answers 200 once requests can be routed; the gateway is healthy before it knows its servers."""
+        return "/readiness" if self is RouterKind.GATEWAY else "/health"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +121,7 @@ class PairSettings:
     router: RouterKind = RouterKind.MINI_LB
     prefill_environment: Mapping[str, str] = field(default_factory=dict)
     decode_environment: Mapping[str, str] = field(default_factory=dict)
-    ready_deadline_s: float = 240.0
+    ready_deadline_s: float = 420.0
 
     def over_link(self, link: ShapedLink) -> Self:
         """The same pair with the prefill server at the far end of `link`, which must be up."""

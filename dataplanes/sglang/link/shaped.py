@@ -21,7 +21,10 @@ from dataplanes.sglang.link.schedule import LinkPhase
 
 # 198.18.0.0/15 is set aside for measurements between networks (RFC 2544); each link takes four addresses of it.
 _ADDRESS_POOL = ipaddress.ip_network("198.18.0.0/15")
-_BURST_MIN_BYTES = 64_000
+# The kernel hands segments on in bundles. A bundle that waits in the shaper when a lower rate shrinks the bucket below
+# its size would wait for ever, so bundles are kept smaller than the smallest bucket.
+_BUNDLE_MAX_BYTES = 16_384
+_BURST_MIN_BYTES = 32_000
 _BURST_S = 0.004
 _QUEUE_LATENCY = "50ms"
 
@@ -42,7 +45,7 @@ def _run(command: Sequence[str]) -> str:
 
 
 def burst_bytes(rate_bits_per_s: int) -> int:
-    """Bucket size: one segment of 64 kB at least, and what passes in one timer tick (4 ms) at high rates."""
+    """Bucket size: what passes in one timer tick (4 ms), and 32 kB at least."""
     return max(_BURST_MIN_BYTES, int(rate_bits_per_s / 8 * _BURST_S))
 
 
@@ -148,6 +151,7 @@ class ShapedLink:
         self._holder.stderr.close()
         outside, inside = self._free_addresses()
         _run(["ip", "link", "add", self._outside_device, "type", "veth", "peer", "name", self._inside_device])
+        _run(["ip", "link", "set", self._inside_device, "gso_max_size", str(_BUNDLE_MAX_BYTES)])
         _run(["ip", "link", "set", self._inside_device, "netns", str(self._holder.pid)])
         _run(["ip", "addr", "add", f"{outside}/30", "dev", self._outside_device])
         _run(["ip", "link", "set", self._outside_device, "up"])
