@@ -1,0 +1,164 @@
+"""The whole daemon as a process, with a real agent: nothing acknowledged is lost, and nothing heavy is loaded."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from controld.candidates.profile import Profile, StageTime
+from controld.contract.configuration import Configuration
+from controld.contract.effect import Effect, Half, Verdict
+from controld.contract.effect import Path as EffectPath
+from controld.store.records import ProfileKey, ProfileRecord
+from controld.store.sqlite import SqliteStore
+from dataplanes.agent import Agent, AgentIdentity
+from dataplanes.sglang.demo.daemon import Daemon, DaemonError
+from dataplanes.sglang.demo.plan import DEMO
+from dataplanes.sglang.demo.policies import DEPLOYMENT, policy_text
+
+CODED = Configuration({"quantise": "levels", "key_levels": 12, "code": "entropy"})
+HARDWARE = "cpu/2/1"
+
+
+def wait_until(condition: Callable[[], bool], what: str, patience_s: float = 20.0) -> None:
+    deadline_s = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited in vain until {what}"
+        time.sleep(0.02)
+
+
+async def keep_profile(state_dir: Path) -> None:
+    profile = Profile(
+        configuration=CODED, workload="general", model_fingerprint="m", loss_mean_nats=0.01, loss_se_nats=0.001,
+        loss_samples=12, worst_prompt_tokens=2048, ratio=4.5, encode=StageTime(1e-3, 5e-9),
+        decode=StageTime(1e-3, 5e-9), median_transfer_bytes=14e6, sender_hardware=HARDWARE, receiver_hardware=HARDWARE,
+    )  # fmt: skip
+    key = ProfileKey(
+        model_fingerprint="m",
+        workload="general",
+        config_id=profile.arm_id,
+        sender_hardware=HARDWARE,
+        receiver_hardware=HARDWARE,
+    )
+    store = await SqliteStore.open(state_dir)
+    await store.profiles.upsert([ProfileRecord(key=key, document=profile.to_json(), updated_unix_s=1.0)])
+    await store.close()
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path) -> Daemon:
+    await keep_profile(tmp_path / "state")
+    return Daemon(tmp_path, {"demo.yaml": policy_text(DEMO, {})})
+
+
+@pytest.fixture
+def agent(daemon: Daemon) -> Iterator[Agent]:
+    identity = AgentIdentity(
+        deployment=DEPLOYMENT, agent_id="prefill-0", kind="sglang", role="prefill", model_fingerprint="m", device="cpu",
+        torch_version="2", threads=1, tiers=("pd",),
+    )  # fmt: skip
+    made = Agent(identity, daemon.fleet_address)
+    made.start()
+    made.attached()
+    yield made
+    made.close()
+
+
+def effect(number: int, table_version: int = 1) -> Effect:
+    return Effect(
+        transfer_id=f"t{number}", half=Half.SENDER, arm_id=CODED.config_id, table_version=table_version,
+        service_class="chat",
+        tier="pd", link_group="default", tokens=600, chunks=8, raw_bytes=14_000_000, wire_bytes=3_100_000, encode_s=0.1,
+        wire_s=1.2 + number % 5 / 10, decode_s=0.1, wait_s=0.0, total_s=1.4, path=EffectPath.CODED,
+        verdict=Verdict.VERIFIED, bandwidth_bytes_per_s=2.5e6, finished_unix_s=time.time(),
+    )  # fmt: skip
+
+
+def learned(daemon: Daemon) -> str:
+    return json.dumps(daemon.get("/v1/posteriors"), sort_keys=True)
+
+
+def stored(daemon: Daemon) -> int:
+    return sum(row["transfers"] for row in daemon.get("/v1/status")["transfers"])
+
+
+def evidence(daemon: Daemon) -> int:
+    return int(daemon.get("/v1/posteriors")["posteriors"][0]["tables"][0]["evidence"])
+
+
+def coded_in_slow_cell(agent: Agent) -> bool:
+    agent.observe_wire(tier="pd", start_s=time.monotonic() - 1, end_s=time.monotonic(), wire_bytes=2_500_000)
+    draw = agent.draw(transfer_id="x", service_class="chat", raw_bytes=20_000_000, tier="pd")
+    return draw.drawn.arm.arm_id == CODED.config_id
+
+
+@pytest.mark.slow
+def test_killed_five_times_it_loses_no_acknowledged_effect_and_no_lesson(daemon: Daemon, agent: Agent) -> None:
+    reported = 0
+    daemon.start()
+    try:
+        wait_until(lambda: coded_in_slow_cell(agent), "the agent draws the coded arm")
+        generation = daemon.get("/v1/policies")["generation"]
+        for _ in range(5):
+            for _ in range(40):
+                agent.report(effect(reported))
+                reported += 1
+            wait_until(lambda: agent.snapshot().unacknowledged_effects == 0, "all effects are acknowledged")
+            wait_until(lambda: evidence(daemon) == reported, "all effects are learned")  # noqa: B023 - called at once
+            before = learned(daemon)
+            agent.report(effect(reported))  # in flight while it dies
+            reported += 1
+            daemon.kill()
+            assert coded_in_slow_cell(agent), "the last known good table goes on without the daemon"
+            daemon.start()
+            after_restart = json.loads(learned(daemon))
+            wait_until(lambda: stored(daemon) == reported, "the effect in flight is back")  # noqa: B023
+            assert daemon.get("/v1/policies")["generation"] == generation
+            # The effect in flight may be in already; without it nothing may differ.
+            if json.dumps(after_restart, sort_keys=True) != before:
+                assert evidence(daemon) == reported
+        assert stored(daemon) == reported
+    finally:
+        daemon.stop()
+
+
+def test_the_running_daemon_has_loaded_nothing_heavy(daemon: Daemon, agent: Agent) -> None:
+    with daemon:
+        wait_until(lambda: coded_in_slow_cell(agent), "the agent draws the coded arm")
+        daemon.get("/v1/candidates")
+        daemon.get("/v1/explain?class=chat&bytes=20MB&bandwidth=20Mbit")
+        assert daemon.process is not None
+        loaded = {mapped.path for mapped in psutil.Process(daemon.process.pid).memory_maps()}
+        heavy = [path for path in loaded if any(f"/{name}/" in path for name in ("torch", "scipy", "pandas"))]
+        assert any("/numpy/" in path for path in loaded), "the test sees what is loaded"
+        assert not heavy
+
+
+def test_explanations_follow_a_transfer_over_a_restart(daemon: Daemon, agent: Agent) -> None:
+    with daemon:
+        wait_until(lambda: coded_in_slow_cell(agent), "the agent draws the coded arm")
+        agent.report(effect(0, agent.snapshot().applied.version))
+        wait_until(lambda: stored(daemon) == 1, "the effect is stored")
+    with daemon:
+        answer = daemon.get("/v1/decisions/t0/explain")
+        assert "DRAWN" in answer["text"]
+        assert answer["decision"]["winner"] == CODED.config_id
+        with pytest.raises(DaemonError, match="404"):
+            daemon.get("/v1/decisions/none/explain")
+
+
+def test_a_policy_edit_reaches_the_agent_and_a_broken_one_does_not(daemon: Daemon, agent: Agent) -> None:
+    with daemon:
+        wait_until(lambda: coded_in_slow_cell(agent), "the agent draws the coded arm")
+        daemon.write_policies({"demo.yaml": policy_text(DEMO, {}).replace("explore: 2%", "explore: 2")})
+        with pytest.raises(DaemonError, match=r"demo\.yaml:"):
+            daemon.reload()
+        assert coded_in_slow_cell(agent), "the last good policy stays in force"
+        daemon.write_policies({"demo.yaml": policy_text(DEMO, {}).replace("tiers: [pd]", "tiers: [prefix_store]")})
+        daemon.reload()
+        wait_until(lambda: not coded_in_slow_cell(agent), "the class stays raw in a tier that it does not name")
