@@ -39,7 +39,7 @@ Exit status: 0 well, 1 refused or failed, 2 wrong usage.
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
-    if "serve" in arguments[:1]:
+    if "serve" in arguments:
         # Before anything else: SIGHUP would end the process until the daemon handles it. Blocked, it waits.
         import signal
 
@@ -72,7 +72,6 @@ def _build_parser(arguments: list[str]) -> tuple[ArgumentParser, dict[str, Comma
     """A parser in which only the command that is asked for is imported."""
     import argparse
     from importlib import import_module
-    from pathlib import Path
 
     from controld import __version__
 
@@ -84,8 +83,10 @@ def _build_parser(arguments: list[str]) -> tuple[ArgumentParser, dict[str, Comma
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"controld {__version__}")
+    parser.set_defaults(config=None, json=False)
+    _add_shared_options(parser)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
+    wanted = _command_of(arguments)
     commands: dict[str, Command] = {}
 
     def add(name: str, summary: str, command: Command | None) -> None:
@@ -101,8 +102,7 @@ def _build_parser(arguments: list[str]) -> tuple[ArgumentParser, dict[str, Comma
             return
         commands[name] = command
         command.configure(child)
-        child.add_argument("--config", type=Path, metavar="FILE", help="the daemon's settings file")
-        child.add_argument("--json", action="store_true", help="print JSON for programs")
+        _add_shared_options(child)
 
     for name, summary in BUILT_IN.items():
         module: Command | None = import_module(f"controld.cli.{name}") if name == wanted else None
@@ -115,6 +115,26 @@ def _build_parser(arguments: list[str]) -> tuple[ArgumentParser, dict[str, Comma
                 plugin: Command | None = entry_point.load() if entry_point.name == wanted else None
                 add(entry_point.name, plugin.SUMMARY if plugin else f"from {entry_point.module}", plugin)
     return parser, commands
+
+
+def _add_shared_options(parser: ArgumentParser) -> None:
+    """The options that stand before or after the command: without defaults, so that the second place undoes nothing."""
+    from argparse import SUPPRESS
+    from pathlib import Path
+
+    parser.add_argument("--config", type=Path, metavar="FILE", default=SUPPRESS, help="the daemon's settings file")
+    parser.add_argument("--json", action="store_true", default=SUPPRESS, help="print JSON for programs")
+
+
+def _command_of(arguments: list[str]) -> str | None:
+    """The first word that is neither an option nor the value of one."""
+    words = iter(arguments)
+    for word in words:
+        if word == "--config":
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+    return None
 
 
 def _show(error: ControldError, *, as_json: bool) -> None:

@@ -5,6 +5,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -48,9 +49,7 @@ def test_wrong_usage_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
 
 
-def test_an_error_is_one_line_or_one_json_document(
-    capsys: pytest.CaptureFixture[str], tmp_path: pytest.TempPathFactory
-) -> None:
+def test_an_error_is_one_line_or_one_json_document(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     missing = f"{tmp_path}/absent.yaml"
     assert main(["serve", "--config", missing]) == 1
     assert capsys.readouterr().err.startswith(f"{missing}: cannot be read: No such file or directory (")
@@ -58,6 +57,18 @@ def test_an_error_is_one_line_or_one_json_document(
     shown = json.loads(capsys.readouterr().out)
     assert shown["error"]["code"] == "config.invalid"
     assert shown["problems"][0]["file"] == missing
+
+
+def test_shared_options_stand_before_or_after_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    missing = str(tmp_path / "absent.yaml")
+    for arguments in (
+        ["--config", missing, "--json", "check"],
+        ["check", "--config", missing, "--json"],
+        ["--json", "check", "--config", missing],
+        [f"--config={missing}", "check", "--json"],
+    ):
+        assert main(arguments) == 1
+        assert json.loads(capsys.readouterr().out)["problems"][0]["file"] == missing
 
 
 def test_help_starts_fast_and_imports_nothing_heavy() -> None:
