@@ -23,6 +23,7 @@ from dataplanes.sglang.demo.policies import DEPLOYMENT, policy_text
 
 CODED = Configuration({"quantise": "levels", "key_levels": 12, "code": "entropy"})
 HARDWARE = "cpu/2/1"
+POLICY = policy_text(DEMO, {}).replace("tenants:", "links: {default: {rate: 20Mbit}}\ntenants:")
 
 
 def wait_until(condition: Callable[[], bool], what: str, patience_s: float = 20.0) -> None:
@@ -53,7 +54,7 @@ async def keep_profile(state_dir: Path) -> None:
 @pytest.fixture
 async def daemon(tmp_path: Path) -> Daemon:
     await keep_profile(tmp_path / "state")
-    return Daemon(tmp_path, {"demo.yaml": policy_text(DEMO, {})})
+    return Daemon(tmp_path, {"demo.yaml": POLICY})
 
 
 @pytest.fixture
@@ -92,7 +93,6 @@ def evidence(daemon: Daemon) -> int:
 
 
 def coded_in_slow_cell(agent: Agent) -> bool:
-    agent.observe_wire(tier="pd", start_s=time.monotonic() - 1, end_s=time.monotonic(), wire_bytes=2_500_000)
     draw = agent.draw(transfer_id="x", service_class="chat", raw_bytes=20_000_000, tier="pd")
     return draw.drawn.arm.arm_id == CODED.config_id
 
@@ -155,10 +155,10 @@ def test_explanations_follow_a_transfer_over_a_restart(daemon: Daemon, agent: Ag
 def test_a_policy_edit_reaches_the_agent_and_a_broken_one_does_not(daemon: Daemon, agent: Agent) -> None:
     with daemon:
         wait_until(lambda: coded_in_slow_cell(agent), "the agent draws the coded arm")
-        daemon.write_policies({"demo.yaml": policy_text(DEMO, {}).replace("explore: 2%", "explore: 2")})
+        daemon.write_policies({"demo.yaml": POLICY.replace("explore: 2%", "explore: 2")})
         with pytest.raises(DaemonError, match=r"demo\.yaml:"):
             daemon.reload()
         assert coded_in_slow_cell(agent), "the last good policy stays in force"
-        daemon.write_policies({"demo.yaml": policy_text(DEMO, {}).replace("tiers: [pd]", "tiers: [prefix_store]")})
+        daemon.write_policies({"demo.yaml": POLICY.replace("tiers: [pd]", "tiers: [prefix_store]")})
         daemon.reload()
         wait_until(lambda: not coded_in_slow_cell(agent), "the class stays raw in a tier that it does not name")
