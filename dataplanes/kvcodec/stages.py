@@ -1,7 +1,7 @@
 """What turns a stack of planes into plain byte sections, which the coder then compresses, and back.
 
-One stage per stack and codec. A stage picks the native kernels where they apply (levels and lossless bfloat16, host
-memory) and the torch reference otherwise; both make the same bytes.
+One stage per stack and codec. A stage picks the native kernels where they apply (host memory; lossless: bfloat16 only)
+and the torch reference otherwise; both make the same bytes.
 """
 
 from __future__ import annotations
@@ -119,9 +119,7 @@ class QuantisedStage(Stage):
         self._seed = parameters.hadamard_seed if parameters.transform is Transform.HADAMARD else None
         self._quantiser: StackQuantiser = quantiser_for(stack.plane, parameters)
         self._packs = packs
-        self._kernel: stack_kernels.LevelsKernel | None = None
-        if use_native and parameters.quantise is Quantise.LEVELS:
-            self._kernel = stack_kernels.LevelsKernel(stack.plane, parameters.levels_of(stack.plane), self._seed)
+        self._kernel = self._native_kernel(parameters) if use_native else None
 
     def section_sizes(self, tokens: int, first_token: int) -> tuple[int, ...]:
         """See the base class."""
@@ -132,11 +130,7 @@ class QuantisedStage(Stage):
         """See the base class."""
         listed = list_planes(planes, self.stack)
         if self._kernel is not None and stack_kernels.is_available(listed):
-            steps = self._side_sizes(len(listed[0]), first_token)[0] // 2
-            coded = self._kernel.encode(listed, first_token, self._packs, steps)
-            if coded is None:
-                return None
-            return [coded.packed, _split_pairs(coded.steps), _split_pairs(coded.offsets)]
+            return self._kernel.encode(listed, first_token, self.section_sizes(len(listed[0]), first_token))
         x = stack_planes(planes, self.stack).float()
         if not bool(x.abs().amax() < LARGEST_INPUT):
             return None
@@ -152,11 +146,7 @@ class QuantisedStage(Stage):
         """See the base class."""
         listed = list_planes(planes, self.stack)
         if self._kernel is not None and stack_kernels.is_available(listed):
-            packed, steps, offsets = sections
-            coded = stack_kernels.CodedLevels(
-                packed, _join_pairs(steps).view(np.uint16), _join_pairs(offsets).view(np.int16)
-            )
-            self._kernel.decode(coded, listed, first_token, self._packs)
+            self._kernel.decode(sections, listed, first_token)
             return
         shape = self._shape(len(listed[0]))
         packed_symbols, *side = (_tensor_of(section).to(listed[0].device) for section in sections)
@@ -184,6 +174,14 @@ class QuantisedStage(Stage):
     def _side_sizes(self, tokens: int, first_token: int) -> tuple[int, ...]:
         return self._quantiser.side_sizes(len(self.stack.positions), tokens, first_token)
 
+    def _native_kernel(self, parameters: CodecParameters) -> stack_kernels.StackKernel:
+        plane = self.stack.plane
+        per_byte = packing.symbols_per_byte(self._quantiser.symbol_levels) if self._packs else 1
+        if parameters.quantise is Quantise.LEVELS:
+            return stack_kernels.LevelsKernel(plane, parameters.levels_of(plane), self._seed, per_byte)
+        is_nvfp4 = parameters.quantise is Quantise.NVFP4
+        return stack_kernels.FloatFormatKernel(plane, self._seed, per_byte, is_nvfp4=is_nvfp4)
+
 
 def stage_for(stack: Stack, dtype: KVDtype, parameters: CodecParameters, *, packs: bool, use_native: bool) -> Stage:
     """The stage of one stack under a configuration."""
@@ -202,12 +200,3 @@ def _host_bytes(x: Tensor) -> Bytes:
 def _tensor_of(data: Bytes) -> Tensor:
     # torch refuses read-only memory; frames that arrive in a staging buffer are writable and not copied.
     return torch.from_numpy(data if data.flags.writeable else data.copy())
-
-
-def _split_pairs(values: NDArray[np.uint16] | NDArray[np.int16]) -> Bytes:
-    """All low bytes, then all high bytes, which are predictable."""
-    return np.ascontiguousarray(values.view(np.uint8).reshape(-1, 2).T).reshape(-1)
-
-
-def _join_pairs(data: Bytes) -> Bytes:
-    return np.ascontiguousarray(data.reshape(2, -1).T).reshape(-1)

@@ -23,7 +23,6 @@ def quantise(x: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
 
     Returns:
         Bytes (uint8, shape of `x`) and scale (bfloat16, `dim` of length 1, rounded up so that nothing exceeds 448).
-        Groups with an infinity or a NaN have a non-finite scale and undefined bytes.
     """
     scale = scale_of_peak(x.abs().amax(dim, keepdim=True), LARGEST)
     scaled = (x / scale.float()).clamp_(-LARGEST, LARGEST)
@@ -36,7 +35,10 @@ def dequantise(codes: Tensor, scale: Tensor) -> Tensor:
 
 
 def scale_of_peak(peak: Tensor, largest: float) -> Tensor:
-    """A bfloat16 scale of at least `peak / largest`, never zero or subnormal; infinite or NaN peaks stay so."""
-    raised = peak * ((1.0 + 2.0**-8) / largest)
-    # `clamp_min` keeps NaN; infinity times a constant stays infinite.
-    return raised.clamp_min(SMALLEST_SCALE).bfloat16()
+    """A bfloat16 scale of at least `peak / largest`, never zero or subnormal."""
+    return (peak * scale_per_peak(largest)).clamp_min(SMALLEST_SCALE).bfloat16()
+
+
+def scale_per_peak(largest: float) -> float:
+    """1 / largest, raised so that rounding to bfloat16 cannot take it below."""
+    return (1.0 + 2.0**-8) / largest

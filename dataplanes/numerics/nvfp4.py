@@ -30,8 +30,7 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns:
         Codes 0..15 (uint8, shape of `x`; bit 3 is the sign), block scales (e4m3 as uint8, `[..., heads, blocks]`) and
-        the token's outer scale (bfloat16 `[...]`). Tokens with an infinity or a NaN have a non-finite outer scale and
-        undefined codes.
+        the token's outer scale (bfloat16 `[...]`).
     """
     head_dim = x.shape[-1]
     outer = scale_of_peak(x.abs().amax((-2, -1)), LARGEST * LARGEST_BLOCK_SCALE)
@@ -48,9 +47,13 @@ def dequantise(codes: Tensor, block_scale: Tensor, outer: Tensor) -> Tensor:
     """float32 of codes, block scales and outer scales as returned by `quantise`."""
     head_dim = codes.shape[-1]
     step = block_scale.view(torch.float8_e4m3fn).float() * outer.float()[..., None, None]
-    grid = torch.tensor([*_GRID, *(-value for value in _GRID)], dtype=torch.float32, device=codes.device)
-    values = as_blocks(grid[codes.int()])
+    values = as_blocks(code_values(codes.device)[codes.int() & (CODES - 1)])
     return (values * step[..., None]).flatten(-2)[..., :head_dim].contiguous()
+
+
+def code_values(device: torch.device) -> Tensor:
+    """What each of the 16 codes stands for, float32."""
+    return torch.tensor([*_GRID, *(-value for value in _GRID)], dtype=torch.float32, device=device)
 
 
 def block_count(head_dim: int) -> int:

@@ -1,4 +1,4 @@
-/* Fused CPU kernels of the KV codec: load -> Hadamard -> levels -> pack, and back; and the lossless byte split.
+/* Fused CPU kernels of the KV codec: load -> Hadamard -> number format -> pack, and back; and the lossless byte split.
  *
  * The Python modules of dataplanes/numerics are the reference, and these functions agree with them bit for bit: the same
  * operations in the same order in float32, without contraction (-ffp-contract=off). One thread; no allocation survives
@@ -28,18 +28,33 @@ typedef struct {
 } kv_planes;
 
 typedef struct {
+    int64_t block; /* of the Hadamard transform, 1 for none */
+    const float *signs;
+    float norm;
+} kv_rotation;
+
+typedef struct {
+    kv_rotation rotation;
     int64_t first_token;
     int64_t group;        /* tokens on the channel axis, channels on the token axis */
     int64_t channel_axis; /* 1: a group is one channel over tokens; 0: channels of one token */
     int64_t levels;
     int64_t per_byte; /* symbols that share a byte */
-    int64_t block;    /* Hadamard block, 1 for none */
-    const float *signs;
-    float norm;
     float inverse_cells;
     float smallest_step;
     float inverse_largest_offset;
 } kv_levels;
+
+/* FP8 e4m3 with a scale per head vector, or NVFP4 with a scale per block of 16 and one per token. */
+typedef struct {
+    kv_rotation rotation;
+    int64_t is_nvfp4;
+    int64_t per_byte;
+    const float *e4m3_values; /* of all 256 bytes */
+    const float *e2m1_values; /* of all 16 codes */
+    float scale_per_peak;
+    float smallest_scale;
+} kv_float_format;
 
 static inline uint32_t bits_of(float x) {
     uint32_t u;
@@ -145,7 +160,7 @@ static void butterflies(float *x, int64_t n) {
             }
 }
 
-static void rotate(float *restrict x, int64_t n, const kv_levels *c) {
+static void rotate(float *restrict x, int64_t n, const kv_rotation *c) {
     if (c->block == 1) return;
     for (int64_t i = 0; i < n; i += c->block) {
         for (int64_t j = 0; j < c->block; j++) x[i + j] *= c->signs[j];
@@ -154,7 +169,7 @@ static void rotate(float *restrict x, int64_t n, const kv_levels *c) {
     }
 }
 
-static void rotate_back(float *restrict x, int64_t n, const kv_levels *c) {
+static void rotate_back(float *restrict x, int64_t n, const kv_rotation *c) {
     if (c->block == 1) return;
     for (int64_t i = 0; i < n; i += c->block) {
         butterflies(x + i, c->block);
@@ -295,7 +310,7 @@ int kv_levels_encode(
                 for (int64_t i = 0; i < count; i++) {
                     const char *row = row_of(p, plane, t + i) + head * n * element_bytes(p->dtype);
                     if (load(row, p->dtype, n, work + i * n) >= LARGEST_INPUT_BITS) status = NOT_EXPRESSIBLE;
-                    rotate(work + i * n, n, c);
+                    rotate(work + i * n, n, &c->rotation);
                 }
                 if (status != DONE) break;
                 uint8_t *target = symbols + t * channels + head * n;
@@ -357,7 +372,145 @@ int kv_levels_decode(
                         work[i] = ((float)row[i] * FRACTION + offset) * step;
                 }
             }
-            rotate_back(work, channels, c);
+            rotate_back(work, channels, &c->rotation);
+            store(work, p->dtype, channels, row_of(p, plane, t));
+        }
+    }
+    free(work);
+    return DONE;
+}
+
+#define FP4_BLOCK 16
+#define E4M3_LARGEST 448.0f
+#define E4M3_SMALLEST 0x1p-9f
+#define E2M1_LARGEST 6.0f
+
+static inline float clamp(float x, float low, float high) {
+    x = x > low ? x : low;
+    return x < high ? x : high;
+}
+
+static inline float magnitude(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
+
+/* Nearest e4m3 byte, ties to even, of a value within +-448. */
+static inline uint8_t to_e4m3(float x) {
+    uint32_t u = bits_of(x), size = u & 0x7fffffffu;
+    uint32_t normal = ((size + 0x7ffffu + ((size >> 20) & 1u)) >> 20) - (120u << 3);
+    uint32_t small = (uint32_t)(int32_t)__builtin_rintf(float_of(size) * 512.0f);
+    return (uint8_t)((size < 0x3c800000u ? small : normal) | ((u >> 24) & 0x80u));
+}
+
+/* Nearest e2m1 code, ties to even, saturating; the grid is even inside each binade. */
+static inline uint8_t to_e2m1(float x) {
+    float size = magnitude(x);
+    size = size < E2M1_LARGEST ? size : E2M1_LARGEST;
+    float low = __builtin_rintf(size * 2.0f), middle = __builtin_rintf(size) + 2.0f;
+    float high = __builtin_rintf(size * 0.5f) + 4.0f;
+    float code = size <= 2.0f ? low : size <= 4.0f ? middle : high;
+    return (uint8_t)((uint32_t)(int32_t)code | ((bits_of(x) >> 28) & 8u));
+}
+
+static inline float peak_of(const float *restrict x, int64_t n) {
+    uint32_t peak = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t u = bits_of(x[i]) & 0x7fffffffu;
+        peak = u > peak ? u : peak;
+    }
+    return float_of(peak);
+}
+
+/* A bfloat16 scale that covers a peak; its bits go to the side data. */
+static float scale_of_peak(const kv_float_format *c, float peak, uint16_t *bits) {
+    float raised = peak * c->scale_per_peak;
+    raised = raised > c->smallest_scale ? raised : c->smallest_scale;
+    store((const float *)&raised, BFLOAT16, 1, (char *)bits);
+    return float_of((uint32_t)*bits << 16);
+}
+
+static void quantise_fp8(
+    const kv_float_format *c, const float *restrict x, int64_t n, uint8_t *restrict codes, uint16_t *scale) {
+    float s = scale_of_peak(c, peak_of(x, n), scale);
+    for (int64_t i = 0; i < n; i++) codes[i] = to_e4m3(clamp(x[i] / s, -E4M3_LARGEST, E4M3_LARGEST));
+}
+
+/* Inlined twice, so that whole blocks have a length that the compiler knows. */
+static inline __attribute__((always_inline)) uint8_t quantise_fp4_block(
+    const kv_float_format *c, const float *restrict x, int64_t n, float outer, uint8_t *restrict codes) {
+    float wanted = peak_of(x, n) / (E2M1_LARGEST * outer);
+    uint8_t scale = to_e4m3(clamp(wanted, E4M3_SMALLEST, E4M3_LARGEST));
+    float step = c->e4m3_values[scale] * outer;
+    for (int64_t i = 0; i < n; i++) codes[i] = to_e2m1(x[i] / step);
+    return scale;
+}
+
+/* One head of a token whose outer scale is known. */
+static void quantise_fp4(
+    const kv_float_format *c, const float *restrict x, int64_t n, float outer, uint8_t *restrict codes,
+    uint8_t *restrict block_scales) {
+    int64_t i = 0;
+    for (; i + FP4_BLOCK <= n; i += FP4_BLOCK)
+        *block_scales++ = quantise_fp4_block(c, x + i, FP4_BLOCK, outer, codes + i);
+    if (i < n) *block_scales = quantise_fp4_block(c, x + i, n - i, outer, codes + i);
+}
+
+/* packed as in kv_levels_encode; scales [planes, tokens, heads] for FP8, [planes, tokens] for NVFP4, whose block scales
+ * are [planes, tokens, heads, blocks]. */
+int kv_float_encode(
+    const kv_planes *p, const kv_float_format *c, uint8_t *packed, uint16_t *scales, uint8_t *block_scales) {
+    int64_t n = p->head_dim, channels = p->heads * n, rows = (p->tokens + c->per_byte - 1) / c->per_byte;
+    int64_t blocks = (n + FP4_BLOCK - 1) / FP4_BLOCK;
+    uint8_t *symbols;
+    float *work = scratch(channels, p->tokens * channels, &symbols);
+    if (!work) return NO_MEMORY;
+    int status = DONE;
+    for (int64_t plane = 0; plane < p->planes && status == DONE; plane++) {
+        for (int64_t t = 0; t < p->tokens && status == DONE; t++) {
+            if (load(row_of(p, plane, t), p->dtype, channels, work) >= LARGEST_INPUT_BITS) status = NOT_EXPRESSIBLE;
+            rotate(work, channels, &c->rotation);
+            uint8_t *target = symbols + t * channels;
+            float outer = c->is_nvfp4 ? scale_of_peak(c, peak_of(work, channels), scales++) : 0.0f;
+            for (int64_t h = 0; h < p->heads; h++) {
+                if (c->is_nvfp4) {
+                    quantise_fp4(c, work + h * n, n, outer, target + h * n, block_scales);
+                    block_scales += blocks;
+                } else {
+                    quantise_fp8(c, work + h * n, n, target + h * n, scales++);
+                }
+            }
+        }
+        if (status == DONE) pack(symbols, p->tokens, channels, 16, c->per_byte, packed + plane * rows * channels);
+    }
+    free(work);
+    return status;
+}
+
+int kv_float_decode(
+    const kv_planes *p, const kv_float_format *c, const uint8_t *packed, const uint16_t *scales,
+    const uint8_t *block_scales) {
+    int64_t n = p->head_dim, channels = p->heads * n, rows = (p->tokens + c->per_byte - 1) / c->per_byte;
+    uint8_t *symbols;
+    float *work = scratch(channels, (p->tokens + 1) * channels, &symbols);
+    if (!work) return NO_MEMORY;
+    for (int64_t plane = 0; plane < p->planes; plane++) {
+        unpack(
+            packed + plane * rows * channels, p->tokens, channels, 16, c->per_byte, symbols,
+            symbols + p->tokens * channels);
+        for (int64_t t = 0; t < p->tokens; t++) {
+            const uint8_t *row = symbols + t * channels;
+            float outer = c->is_nvfp4 ? float_of((uint32_t)*scales++ << 16) : 0.0f;
+            for (int64_t h = 0; h < p->heads; h++) {
+                if (!c->is_nvfp4) {
+                    float scale = float_of((uint32_t)*scales++ << 16);
+                    for (int64_t i = h * n; i < (h + 1) * n; i++) work[i] = c->e4m3_values[row[i]] * scale;
+                    continue;
+                }
+                for (int64_t b = 0; b < n; b += FP4_BLOCK) {
+                    float step = c->e4m3_values[*block_scales++] * outer;
+                    int64_t end = h * n + (n - b < FP4_BLOCK ? n : b + FP4_BLOCK);
+                    for (int64_t i = h * n + b; i < end; i++) work[i] = c->e2m1_values[row[i] & 15] * step;
+                }
+            }
+            rotate_back(work, channels, &c->rotation);
             store(work, p->dtype, channels, row_of(p, plane, t));
         }
     }

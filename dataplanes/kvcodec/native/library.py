@@ -55,21 +55,39 @@ class PlanesStruct(ctypes.Structure):
     )
 
 
+class RotationStruct(ctypes.Structure):
+    """`kv_rotation` of kernels.c."""
+
+    _fields_ = (("block", ctypes.c_int64), ("signs", ctypes.c_void_p), ("norm", ctypes.c_float))
+
+
 class LevelsStruct(ctypes.Structure):
     """`kv_levels` of kernels.c."""
 
     _fields_ = (
+        ("rotation", RotationStruct),
         ("first_token", ctypes.c_int64),
         ("group", ctypes.c_int64),
         ("channel_axis", ctypes.c_int64),
         ("levels", ctypes.c_int64),
         ("per_byte", ctypes.c_int64),
-        ("block", ctypes.c_int64),
-        ("signs", ctypes.c_void_p),
-        ("norm", ctypes.c_float),
         ("inverse_cells", ctypes.c_float),
         ("smallest_step", ctypes.c_float),
         ("inverse_largest_offset", ctypes.c_float),
+    )
+
+
+class FloatFormatStruct(ctypes.Structure):
+    """`kv_float_format` of kernels.c."""
+
+    _fields_ = (
+        ("rotation", RotationStruct),
+        ("is_nvfp4", ctypes.c_int64),
+        ("per_byte", ctypes.c_int64),
+        ("e4m3_values", ctypes.c_void_p),
+        ("e2m1_values", ctypes.c_void_p),
+        ("scale_per_peak", ctypes.c_float),
+        ("smallest_scale", ctypes.c_float),
     )
 
 
@@ -86,9 +104,12 @@ def load_library() -> ctypes.CDLL | None:
         detail = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
         _LOG.warning("KV codec kernels are unavailable, the slower torch reference runs: %s %s", error, detail)
         return None
-    planes, levels, pointer = ctypes.POINTER(PlanesStruct), ctypes.POINTER(LevelsStruct), ctypes.c_void_p
+    planes, pointer = ctypes.POINTER(PlanesStruct), ctypes.c_void_p
+    levels, float_format = ctypes.POINTER(LevelsStruct), ctypes.POINTER(FloatFormatStruct)
     library.kv_levels_encode.argtypes = (planes, levels, pointer, pointer, pointer)
     library.kv_levels_decode.argtypes = (planes, levels, pointer, pointer, pointer)
+    library.kv_float_encode.argtypes = (planes, float_format, pointer, pointer, pointer)
+    library.kv_float_decode.argtypes = (planes, float_format, pointer, pointer, pointer)
     library.kv_split_bfloat16.argtypes = (planes, pointer, pointer)
     library.kv_join_bfloat16.argtypes = (planes, pointer, pointer)
     library.kv_split_bfloat16.restype = None

@@ -1,10 +1,11 @@
-"""Native kernels over one stack: integer levels with the Hadamard transform fused, and the lossless byte split."""
+"""Native kernels over one stack: number formats with the Hadamard transform fused, and the lossless byte split."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dataplanes.kvcodec.layout import KVDtype, Plane
-from dataplanes.kvcodec.native.library import LevelsStruct, PlanesStruct, Status, load_library
+from dataplanes.kvcodec.native.library import (
+    FloatFormatStruct,
+    LevelsStruct,
+    PlanesStruct,
+    RotationStruct,
+    Status,
+    load_library,
+)
 from dataplanes.kvcodec.parameters import Axis, LevelsParameters
-from dataplanes.numerics import hadamard, packing
+from dataplanes.numerics import fp8, hadamard, nvfp4
 from dataplanes.numerics.levels import LARGEST_OFFSET_STEPS, SMALLEST_STEP, inverse_cells
 
 Bytes = NDArray[np.uint8]
@@ -22,92 +30,108 @@ Bytes = NDArray[np.uint8]
 _DTYPES = {KVDtype.BFLOAT16: 0, KVDtype.FLOAT16: 1, KVDtype.FLOAT32: 2}
 
 
-@dataclass(frozen=True, slots=True)
-class CodedLevels:
-    """Packed symbols `[planes, rows, channels]` and side data as the kernels lay them out, all flat."""
-
-    packed: Bytes
-    steps: NDArray[np.uint16]
-    offsets: NDArray[np.int16]
-
-
 def is_available(planes: Sequence[Tensor]) -> bool:
     """Whether the kernels can be loaded and all planes lie on the host with whole tokens contiguous."""
     return load_library() is not None and all(plane.is_cpu and _has_whole_tokens(plane) for plane in planes)
 
 
-class LevelsKernel:
-    """Integer levels of one kind of plane.
+class StackKernel(ABC):
+    """One number format over planes of one shape; safe in any number of threads.
 
     Args:
-        plane: shape of the stack's planes.
-        parameters: their levels.
+        plane: shape of the planes.
         seed: the Hadamard transform's seed; None for no transform.
+        per_byte: symbols that share a byte.
     """
 
-    def __init__(self, plane: Plane, parameters: LevelsParameters, seed: int | None) -> None:
+    def __init__(self, plane: Plane, seed: int | None, per_byte: int) -> None:
+        self._per_byte = per_byte
         block = 1 if seed is None else hadamard.block_size(plane.head_dim)
         # Kept: the structure holds its address.
         self._signs = np.ones(block, np.float32)
         if seed is not None:
             self._signs = hadamard.signs(plane.head_dim, seed, torch.device("cpu")).numpy()
-        is_channel = parameters.axis is Axis.CHANNEL
-        self._group = parameters.group if is_channel else parameters.channels_per_group(plane.head_dim)
-        self._fields = {
-            "group": self._group,
-            "channel_axis": int(is_channel),
-            "levels": parameters.levels,
-            "block": block,
-            "signs": self._signs.ctypes.data,
-            "norm": hadamard.norm(block),
-            "inverse_cells": inverse_cells(parameters.levels),
-            "smallest_step": SMALLEST_STEP,
-            "inverse_largest_offset": 1.0 / LARGEST_OFFSET_STEPS,
-        }
-        self._levels = parameters.levels
+        self._rotation = RotationStruct(block=block, signs=self._signs.ctypes.data, norm=hadamard.norm(block))
 
-    def encode(self, planes: Sequence[Tensor], first_token: int, packs: bool, side_elements: int) -> CodedLevels | None:
+    @abstractmethod
+    def encode(self, planes: Sequence[Tensor], first_token: int, sizes: Sequence[int]) -> list[Bytes] | None:
         """Quantise and pack planes `[tokens, heads, head_dim]`; None if a value cannot be expressed.
 
         Args:
             planes: at least one token each; see `is_available`.
             first_token: position of the first token in the request.
-            packs: several symbols to a byte, or one.
-            side_elements: how many steps the stack has.
+            sizes: bytes of every section: packed symbols, then side data as the reference quantiser orders them.
         """
-        per_byte = packing.symbols_per_byte(self._levels) if packs else 1
-        tokens, heads, head_dim = planes[0].shape
-        coded = CodedLevels(
-            np.empty(len(planes) * -(-tokens // per_byte) * heads * head_dim, np.uint8),
-            np.empty(side_elements, np.uint16),
-            np.empty(side_elements, np.int16),
-        )
-        status = _checked(
-            _library().kv_levels_encode(
-                ctypes.byref(_PlanesArgument(planes).struct),
-                ctypes.byref(self._struct(first_token, per_byte)),
-                coded.packed.ctypes.data,
-                coded.steps.ctypes.data,
-                coded.offsets.ctypes.data,
-            )
-        )
-        return coded if status is Status.DONE else None
 
-    def decode(self, coded: CodedLevels, planes: Sequence[Tensor], first_token: int, packs: bool) -> None:
-        """Undo `encode` into `planes`. The caller has checked every array's size."""
-        per_byte = packing.symbols_per_byte(self._levels) if packs else 1
-        _checked(
-            _library().kv_levels_decode(
-                ctypes.byref(_PlanesArgument(planes).struct),
-                ctypes.byref(self._struct(first_token, per_byte)),
-                coded.packed.ctypes.data,
-                coded.steps.ctypes.data,
-                coded.offsets.ctypes.data,
-            )
+    @abstractmethod
+    def decode(self, sections: Sequence[Bytes], planes: Sequence[Tensor], first_token: int) -> None:
+        """Undo `encode` into `planes`. The caller has checked every section's size."""
+
+
+class LevelsKernel(StackKernel):
+    """Integer levels."""
+
+    def __init__(self, plane: Plane, parameters: LevelsParameters, seed: int | None, per_byte: int) -> None:
+        super().__init__(plane, seed, per_byte)
+        is_channel = parameters.axis is Axis.CHANNEL
+        self._fields = {
+            "group": parameters.group if is_channel else parameters.channels_per_group(plane.head_dim),
+            "channel_axis": int(is_channel),
+            "levels": parameters.levels,
+            "per_byte": per_byte,
+            "inverse_cells": inverse_cells(parameters.levels),
+            "smallest_step": SMALLEST_STEP,
+            "inverse_largest_offset": 1.0 / LARGEST_OFFSET_STEPS,
+        }
+
+    def encode(self, planes: Sequence[Tensor], first_token: int, sizes: Sequence[int]) -> list[Bytes] | None:
+        """See the base class."""
+        packed = np.empty(sizes[0], np.uint8)
+        steps, offsets = np.empty(sizes[1] // 2, np.uint16), np.empty(sizes[2] // 2, np.int16)
+        status = _call(_library().kv_levels_encode, planes, self._struct(first_token), packed, steps, offsets)
+        return [packed, _split_pairs(steps), _split_pairs(offsets)] if status is Status.DONE else None
+
+    def decode(self, sections: Sequence[Bytes], planes: Sequence[Tensor], first_token: int) -> None:
+        """See the base class."""
+        packed, steps, offsets = sections[0], _join_pairs(sections[1]), _join_pairs(sections[2])
+        _call(_library().kv_levels_decode, planes, self._struct(first_token), packed, steps, offsets)
+
+    def _struct(self, first_token: int) -> LevelsStruct:
+        return LevelsStruct(rotation=self._rotation, first_token=first_token, **self._fields)
+
+
+class FloatFormatKernel(StackKernel):
+    """FP8 e4m3, or NVFP4."""
+
+    def __init__(self, plane: Plane, seed: int | None, per_byte: int, *, is_nvfp4: bool) -> None:
+        super().__init__(plane, seed, per_byte)
+        self._is_nvfp4 = is_nvfp4
+        self._e4m3 = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+        self._e2m1 = nvfp4.code_values(torch.device("cpu")).numpy()
+        self._struct = FloatFormatStruct(
+            rotation=self._rotation,
+            is_nvfp4=int(is_nvfp4),
+            per_byte=per_byte,
+            e4m3_values=self._e4m3.ctypes.data,
+            e2m1_values=self._e2m1.ctypes.data,
+            scale_per_peak=fp8.scale_per_peak(nvfp4.LARGEST * fp8.LARGEST if is_nvfp4 else fp8.LARGEST),
+            smallest_scale=fp8.SMALLEST_SCALE,
         )
 
-    def _struct(self, first_token: int, per_byte: int) -> LevelsStruct:
-        return LevelsStruct(first_token=first_token, per_byte=per_byte, **self._fields)
+    def encode(self, planes: Sequence[Tensor], first_token: int, sizes: Sequence[int]) -> list[Bytes] | None:
+        """See the base class."""
+        packed, scales = np.empty(sizes[0], np.uint8), np.empty(sizes[-1] // 2, np.uint16)
+        block_scales = np.empty(sizes[1] if self._is_nvfp4 else 0, np.uint8)
+        status = _call(_library().kv_float_encode, planes, self._struct, packed, scales, block_scales)
+        if status is not Status.DONE:
+            return None
+        return [packed, block_scales, _split_pairs(scales)] if self._is_nvfp4 else [packed, _split_pairs(scales)]
+
+    def decode(self, sections: Sequence[Bytes], planes: Sequence[Tensor], first_token: int) -> None:
+        """See the base class."""
+        # FP8 has no block scales, and its kernel does not look at them.
+        packed, block_scales, scales = sections[0], sections[1], _join_pairs(sections[-1])
+        _call(_library().kv_float_decode, planes, self._struct, packed, scales, block_scales)
 
 
 def split_bfloat16(planes: Sequence[Tensor]) -> tuple[Bytes, Bytes]:
@@ -150,10 +174,24 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def _checked(status: int) -> Status:
-    if status == Status.NO_MEMORY:
+def _call(
+    function: Callable[..., int], planes: Sequence[Tensor], struct: ctypes.Structure, *arrays: NDArray[Any]
+) -> Status:
+    argument = _PlanesArgument(planes)
+    addresses = (array.ctypes.data for array in arrays)
+    status = Status(function(ctypes.byref(argument.struct), ctypes.byref(struct), *addresses))
+    if status is Status.NO_MEMORY:
         raise MemoryError("no memory for a codec kernel's scratch")
-    return Status(status)
+    return status
+
+
+def _split_pairs(values: NDArray[np.uint16] | NDArray[np.int16]) -> Bytes:
+    """All low bytes, then all high bytes, which are predictable."""
+    return np.ascontiguousarray(values.view(np.uint8).reshape(-1, 2).T).reshape(-1)
+
+
+def _join_pairs(data: Bytes) -> Bytes:
+    return np.ascontiguousarray(data.reshape(2, -1).T).reshape(-1)
 
 
 def _has_whole_tokens(plane: Tensor) -> bool:
