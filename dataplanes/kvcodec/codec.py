@@ -11,8 +11,9 @@ Public interface, stable:
 - `KVCodec.compile()`: build the native kernels; call it before serving.
 - `peek_header(buffer) -> FrameHeader`: verify and read the header without decoding.
 
-`planes` is a dense tensor `[planes, tokens, heads, head_dim]` (fast) or a list of `[tokens, heads, head_dim]`, of any
-strides; `buffer` is a writable uint8 tensor or anything with a writable buffer.
+`planes` is a dense tensor `[planes, tokens, heads, head_dim]` or a list of `[tokens, heads, head_dim]`, of any strides
+(fast where heads and head_dim are contiguous within a token); with `rows=` it is a whole pool, read and written in
+place. `buffer` is a writable uint8 tensor or anything with a writable buffer.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from dataplanes.kvcodec.frame import (
     encode_metadata,
     section_bytes,
 )
-from dataplanes.kvcodec.layout import KVLayout, Planes, stack_planes, unstack_planes
+from dataplanes.kvcodec.layout import ChunkPlanes, KVLayout, Planes
 from dataplanes.kvcodec.native.library import load_library
 from dataplanes.kvcodec.parameters import parse_parameters
 from dataplanes.kvcodec.stages import RawStage, stage_for
@@ -99,8 +100,15 @@ class KVCodec:
         pages, group = self.layout.page_tokens, self.parameters.group_tokens
         return max(pages, group)
 
-    def max_frame_bytes(self, tokens: int, first_token: int = 0) -> int:
-        """An upper bound of a frame's size; a frame stored raw fits too."""
+    def max_frame_bytes(self, tokens: int, first_token: int | None = None) -> int:
+        """An upper bound of a frame's size; a frame stored raw fits too.
+
+        Args:
+            tokens: of the chunk.
+            first_token: its position, which decides how many groups it touches; None for the worst.
+        """
+        if first_token is None:
+            first_token = self.parameters.group_tokens - 1
         header = FIXED_BYTES + len(self._metadata)
         if tokens == 0:
             return header
@@ -120,7 +128,14 @@ class KVCodec:
         return buffer[:size].tobytes()
 
     def encode_into(
-        self, planes: Planes, buffer: Buffer, *, first_token: int, chunk_index: int = 0, chunk_count: int = 1
+        self,
+        planes: Planes,
+        buffer: Buffer,
+        *,
+        first_token: int,
+        rows: Tensor | None = None,
+        chunk_index: int = 0,
+        chunk_count: int = 1,
     ) -> int:
         """Write one frame.
 
@@ -128,6 +143,8 @@ class KVCodec:
             planes: the chunk's KV in the layout's order, shapes and dtype; on any device.
             buffer: writable; `max_frame_bytes` is always enough.
             first_token: position in the request of the chunk's first token; groups follow it.
+            rows: where `planes` is a whole pool, the row of each of the chunk's tokens (int64): nothing is gathered
+                first.
             chunk_index: which chunk of the transfer this is.
             chunk_count: how many there are; 0 if not known yet.
 
@@ -138,7 +155,8 @@ class KVCodec:
         Raises:
             CodecError: planes or buffer are not as announced.
         """
-        tokens = self.layout.check_planes(planes)
+        chunk = self.layout.chunk(planes, rows)
+        tokens = chunk.tokens
         target = _byte_view(buffer)
         if not target.flags.writeable:
             raise CodecError("the buffer is read-only", code="codec.buffer")
@@ -146,10 +164,10 @@ class KVCodec:
         writer = FrameWriter(target, self._metadata)
         is_raw = False
         if tokens:
-            sections = self._code(planes, first_token)
+            sections = self._code(chunk, first_token)
             if sections is None:
                 is_raw = True
-                sections = [part for stage in self._raw_stages for part in stage.encode(planes, first_token) or ()]
+                sections = [part for stage in self._raw_stages for part in stage.encode(chunk, first_token) or ()]
             for section in sections:
                 writer.add_section(section)
         return writer.finish(
@@ -169,42 +187,49 @@ class KVCodec:
             bound may be anything, NaN included.
         """
         bounds = [torch.zeros(plane.shape, dtype=torch.float32, device=plane.device) for plane in planes]
-        if self.layout.check_planes(planes):
+        chunk = self.layout.chunk(planes)
+        if chunk.tokens:
             for stage in self._stages:
-                unstack_planes(stage.bound(stack_planes(planes, stage.stack).float(), first_token), bounds, stage.stack)
+                bound = stage.bound(chunk.read(stage.stack).float(), first_token)
+                ChunkPlanes(bounds, None).write(bound, stage.stack)
         return bounds
 
-    def _code(self, planes: Planes, first_token: int) -> list[Bytes] | None:
+    def _code(self, chunk: ChunkPlanes, first_token: int) -> list[Bytes] | None:
         """All coded sections; None if the planes must be stored raw, or are lossless and not smaller coded."""
         sections: list[Bytes] = []
         for stage in self._stages:
-            plain = stage.encode(planes, first_token)
+            plain = stage.encode(chunk, first_token)
             if plain is None:
                 return None
             sections += [self._coder.encode(part) for part in plain]
-        if self.parameters.is_lossless and self.parameters.code != "none":
-            raw_bytes = sum(plane.nbytes for plane in planes)
-            if sum(section.size for section in sections) >= raw_bytes:
-                return None
+        may_grow = self.parameters.is_lossless and self.parameters.code != "none"
+        if may_grow and sum(section.size for section in sections) >= self.layout.raw_bytes(chunk.tokens):
+            return None
         return sections
 
-    def _decode(self, reader: FrameReader, planes: Planes) -> None:
+    def _decode(self, reader: FrameReader, chunk: ChunkPlanes) -> None:
         header = reader.header
         for stage in self._raw_stages if header.is_raw else self._stages:
             sizes = stage.section_sizes(header.tokens, header.first_token)
             coder = STORED if header.is_raw else self._coder
             sections = [coder.decode(reader.next_section(), size) for size in sizes]
-            stage.decode(sections, planes, header.first_token)
+            stage.decode(sections, chunk, header.first_token)
 
 
 def decode_frame(
-    buffer: Buffer, out: Planes | None = None, *, max_raw_bytes: int = MAX_RAW_BYTES, use_native: bool = True
+    buffer: Buffer,
+    out: Planes | None = None,
+    *,
+    rows: Tensor | None = None,
+    max_raw_bytes: int = MAX_RAW_BYTES,
+    use_native: bool = True,
 ) -> DecodedFrame:
     """Verify and decode one frame.
 
     Args:
         buffer: starts with the frame; may be longer.
         out: where the planes go (any device, any strides, the frame's shapes and dtype); allocated if None.
+        rows: where `out` is a pool, the row of each token there (int64); other rows are left alone.
         max_raw_bytes: refuse frames that would decode to more.
         use_native: false runs the torch reference everywhere.
 
@@ -220,19 +245,18 @@ def decode_frame(
     except CodecError as error:
         raise FrameError(FrameErrorReason.CONFIGURATION, str(error)) from error
     if out is None:
-        planes = _allocate(header.layout, header.tokens)
+        chunk = ChunkPlanes(_allocate(header.layout, header.tokens), None)
     else:
-        planes = out
         try:
-            tokens = header.layout.check_planes(planes)
+            chunk = header.layout.chunk(out, rows)
         except CodecError as error:
             raise FrameError(FrameErrorReason.SHAPE, str(error)) from error
-        if tokens != header.tokens:
-            raise FrameError(FrameErrorReason.SHAPE, f"{header.tokens} tokens where {tokens} are awaited")
+        if chunk.tokens != header.tokens:
+            raise FrameError(FrameErrorReason.SHAPE, f"{header.tokens} tokens where {chunk.tokens} are awaited")
     if header.tokens:
-        codec._decode(reader, planes)
+        codec._decode(reader, chunk)
     reader.finish()
-    return DecodedFrame(header, planes)
+    return DecodedFrame(header, chunk.planes)
 
 
 def peek_header(buffer: Buffer) -> FrameHeader:

@@ -163,6 +163,21 @@ class KVLayout:
         """`[role, heads, head_dim, count]` per run of equal planes: the form that frames carry."""
         return [[plane.role.value, plane.heads, plane.head_dim, len(list(run))] for plane, run in groupby(self.planes)]
 
+    def chunk(self, planes: Planes, rows: Tensor | None = None) -> ChunkPlanes:
+        """Planes, or a pool's planes and the rows of a chunk's tokens, after checking everything about them.
+
+        Raises:
+            CodecError: they are not this layout's planes, or a row lies outside.
+        """
+        count = self.check_planes(planes)
+        if rows is not None:
+            if rows.dtype is not torch.int64 or rows.dim() != 1 or rows.device != planes[0].device:
+                raise CodecError("rows are a flat int64 tensor beside the planes", code="codec.rows")
+            if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= count):
+                raise CodecError(f"a row outside 0..{count - 1}", code="codec.rows")
+            rows = rows.contiguous()
+        return ChunkPlanes(planes, rows)
+
     def check_planes(self, planes: Planes) -> int:
         """The number of tokens in `planes`, after checking count, shapes and dtype.
 
@@ -191,28 +206,48 @@ class KVLayout:
             raise CodecError(f"{tensor.dtype} where {self.dtype.value} was announced", code="codec.dtype")
 
 
-def list_planes(planes: Planes, stack: Stack) -> list[Tensor]:
-    """The planes of a stack, as views."""
-    return [planes[position] for position in stack.positions]
+@dataclass(frozen=True, slots=True)
+class ChunkPlanes:
+    """One chunk's planes where they lie: tokens in order, or rows of a pool.
 
+    Args:
+        planes: `[tokens, heads, head_dim]` each, or the whole pool's.
+        rows: int64 `[tokens]`, the pool's row of each token, on the planes' device; None if the planes hold exactly
+            the chunk's tokens.
+    """
 
-def stack_planes(planes: Planes, stack: Stack) -> Tensor:
-    """`[planes of the stack, tokens, heads, head_dim]`: a view of a dense tensor, a copy of a list."""
-    if isinstance(planes, Tensor):
+    planes: Planes
+    rows: Tensor | None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the chunk."""
+        return int(self.planes[0].shape[0] if self.rows is None else self.rows.shape[0])
+
+    def listed(self, stack: Stack) -> list[Tensor]:
+        """The planes of a stack as they lie, `rows` not applied."""
+        return [self.planes[position] for position in stack.positions]
+
+    def read(self, stack: Stack) -> Tensor:
+        """`[planes of the stack, tokens, heads, head_dim]`: a view where the planes are dense and in order."""
+        if self.rows is not None:
+            return torch.stack([plane.index_select(0, self.rows) for plane in self.listed(stack)])
+        if isinstance(self.planes, Tensor):
+            span = stack.as_slice
+            return self.planes[span] if span is not None else self.planes[list(stack.positions)]
+        return torch.stack(self.listed(stack))
+
+    def write(self, values: Tensor, stack: Stack) -> None:
+        """Store a stack in place, converting to the planes' dtype."""
         span = stack.as_slice
-        return planes[span] if span is not None else planes[list(stack.positions)]
-    return torch.stack([planes[position] for position in stack.positions])
-
-
-def unstack_planes(values: Tensor, planes: Planes, stack: Stack) -> None:
-    """Write a stack back into `planes` in place, converting to their dtype."""
-    if isinstance(planes, Tensor):
-        span = stack.as_slice
-        if span is not None:
-            planes[span].copy_(values)
+        if self.rows is None and isinstance(self.planes, Tensor) and span is not None:
+            self.planes[span].copy_(values)
             return
-    for index, position in enumerate(stack.positions):
-        planes[position].copy_(values[index])
+        for index, plane in enumerate(self.listed(stack)):
+            if self.rows is None:
+                plane.copy_(values[index])
+            else:
+                plane.index_copy_(0, self.rows, values[index].to(plane.device, plane.dtype))
 
 
 def flat_bytes(x: Tensor) -> Tensor:

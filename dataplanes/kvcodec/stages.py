@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dataplanes.kvcodec.layout import KVDtype, Planes, Stack, flat_bytes, list_planes, stack_planes, unstack_planes
+from dataplanes.kvcodec.layout import ChunkPlanes, KVDtype, Stack, flat_bytes
 from dataplanes.kvcodec.lossless import join_fields, split_fields
 from dataplanes.kvcodec.native import stack_kernels
 from dataplanes.kvcodec.parameters import CodecParameters, Quantise, Transform
@@ -45,12 +45,12 @@ class Stage(ABC):
         """Plain bytes of each section."""
 
     @abstractmethod
-    def encode(self, planes: Planes, first_token: int) -> list[Bytes] | None:
+    def encode(self, chunk: ChunkPlanes, first_token: int) -> list[Bytes] | None:
         """The plain sections; None if the stack must be stored raw."""
 
     @abstractmethod
-    def decode(self, sections: Sequence[Bytes], planes: Planes, first_token: int) -> None:
-        """Write the stack into all planes of the layout. Sections have the sizes that were announced."""
+    def decode(self, sections: Sequence[Bytes], chunk: ChunkPlanes, first_token: int) -> None:
+        """Write the stack into the chunk. Sections have the sizes that were announced."""
 
     def bound(self, x: Tensor, first_token: int) -> Tensor:
         """Largest error of each element of the float32 stack `x`: none, unless a stage says otherwise."""
@@ -71,14 +71,14 @@ class RawStage(Stage):
         """See the base class."""
         return (tokens * self._token_elements * self.dtype.element_bytes,)
 
-    def encode(self, planes: Planes, first_token: int) -> list[Bytes] | None:
+    def encode(self, chunk: ChunkPlanes, first_token: int) -> list[Bytes] | None:
         """See the base class."""
-        return [_host_bytes(flat_bytes(stack_planes(planes, self.stack)))]
+        return [_host_bytes(flat_bytes(chunk.read(self.stack)))]
 
-    def decode(self, sections: Sequence[Bytes], planes: Planes, first_token: int) -> None:
+    def decode(self, sections: Sequence[Bytes], chunk: ChunkPlanes, first_token: int) -> None:
         """See the base class."""
         values = _tensor_of(sections[0]).view(self.dtype.torch_dtype)
-        unstack_planes(values.view(self._shape(-1)), planes, self.stack)
+        chunk.write(values.view(self._shape(-1)), self.stack)
 
 
 class LosslessStage(Stage):
@@ -92,21 +92,21 @@ class LosslessStage(Stage):
         """See the base class."""
         return (tokens * self._token_elements,) * self.dtype.element_bytes
 
-    def encode(self, planes: Planes, first_token: int) -> list[Bytes] | None:
+    def encode(self, chunk: ChunkPlanes, first_token: int) -> list[Bytes] | None:
         """See the base class."""
-        listed = list_planes(planes, self.stack)
+        listed = chunk.listed(self.stack)
         if self._use_native and stack_kernels.is_available(listed):
-            return list(stack_kernels.split_bfloat16(listed))
-        return [_host_bytes(row.reshape(-1)) for row in split_fields(stack_planes(planes, self.stack), self.dtype)]
+            return list(stack_kernels.split_bfloat16(listed, chunk.rows))
+        return [_host_bytes(row.reshape(-1)) for row in split_fields(chunk.read(self.stack), self.dtype)]
 
-    def decode(self, sections: Sequence[Bytes], planes: Planes, first_token: int) -> None:
+    def decode(self, sections: Sequence[Bytes], chunk: ChunkPlanes, first_token: int) -> None:
         """See the base class."""
-        listed = list_planes(planes, self.stack)
+        listed = chunk.listed(self.stack)
         if self._use_native and stack_kernels.is_available(listed):
-            stack_kernels.join_bfloat16(sections[0], sections[1], listed)
+            stack_kernels.join_bfloat16(sections[0], sections[1], listed, chunk.rows)
             return
         values = join_fields(tuple(_tensor_of(section) for section in sections), self.dtype)
-        unstack_planes(values.view(self._shape(-1)), planes, self.stack)
+        chunk.write(values.view(self._shape(-1)), self.stack)
 
 
 class QuantisedStage(Stage):
@@ -126,12 +126,13 @@ class QuantisedStage(Stage):
         rows = packing.packed_tokens(tokens, self._quantiser.symbol_levels) if self._packs else tokens
         return rows * self._token_elements, *self._side_sizes(tokens, first_token)
 
-    def encode(self, planes: Planes, first_token: int) -> list[Bytes] | None:
+    def encode(self, chunk: ChunkPlanes, first_token: int) -> list[Bytes] | None:
         """See the base class."""
-        listed = list_planes(planes, self.stack)
+        listed = chunk.listed(self.stack)
         if self._kernel is not None and stack_kernels.is_available(listed):
-            return self._kernel.encode(listed, first_token, self.section_sizes(len(listed[0]), first_token))
-        x = stack_planes(planes, self.stack).float()
+            sizes = self.section_sizes(chunk.tokens, first_token)
+            return self._kernel.encode(listed, chunk.rows, first_token, sizes)
+        x = chunk.read(self.stack).float()
         if not bool(x.abs().amax() < LARGEST_INPUT):
             return None
         if self._seed is not None:
@@ -142,13 +143,13 @@ class QuantisedStage(Stage):
             symbols = packing.pack(symbols, self._quantiser.symbol_levels)
         return [_host_bytes(flat_bytes(part)) for part in (symbols, *quantised.side)]
 
-    def decode(self, sections: Sequence[Bytes], planes: Planes, first_token: int) -> None:
+    def decode(self, sections: Sequence[Bytes], chunk: ChunkPlanes, first_token: int) -> None:
         """See the base class."""
-        listed = list_planes(planes, self.stack)
+        listed = chunk.listed(self.stack)
         if self._kernel is not None and stack_kernels.is_available(listed):
-            self._kernel.decode(sections, listed, first_token)
+            self._kernel.decode(sections, listed, chunk.rows, first_token)
             return
-        shape = self._shape(len(listed[0]))
+        shape = self._shape(chunk.tokens)
         packed_symbols, *side = (_tensor_of(section).to(listed[0].device) for section in sections)
         symbols = packed_symbols.view(shape[0], -1, shape[2] * shape[3])
         if self._packs:
@@ -160,7 +161,7 @@ class QuantisedStage(Stage):
             # Half a step above the largest half-precision number would round to infinity.
             limit = torch.finfo(torch.float16).max
             values = values.clamp(-limit, limit)
-        unstack_planes(values, planes, self.stack)
+        chunk.write(values, self.stack)
 
     def bound(self, x: Tensor, first_token: int) -> Tensor:
         """See the base class."""

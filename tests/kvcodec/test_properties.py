@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from controld.contract.configuration import Configuration
-from dataplanes.kvcodec import KVCodec, KVDtype, KVLayout, Plane, PlaneRole, decode_frame
+from dataplanes.kvcodec import (
+    CodecError,
+    FrameError,
+    FrameErrorReason,
+    KVCodec,
+    KVDtype,
+    KVLayout,
+    Plane,
+    PlaneRole,
+    decode_frame,
+)
 from dataplanes.kvcodec.codec import Planes
 from dataplanes.kvcodec.layout import flat_bytes
 
@@ -180,6 +190,42 @@ def test_strides_of_the_input_do_not_matter(data: st.DataObject, tokens: int, se
     assert codec.encode(views, first_token=0) == frame
     if layout.is_dense:
         assert codec.encode(torch.stack(planes), first_token=0) == frame
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), tokens=st.integers(0, 20), use_native=st.booleans(), seed=st.integers(0, 2**31))
+def test_a_pool_is_read_and_written_in_place(data: st.DataObject, tokens: int, use_native: bool, seed: int) -> None:
+    layout = data.draw(layouts())
+    codec = KVCodec(data.draw(configurations(layout, lossy=data.draw(st.booleans()))), layout, use_native=use_native)
+    pool = make_planes(layout, 40, "normal", seed)
+    if data.draw(st.booleans()):
+        pool[0][:] = float("inf")
+    rows = torch.randperm(40, generator=torch.Generator().manual_seed(seed))[:tokens]
+    gathered = [plane[rows] for plane in pool]
+    buffer = torch.zeros(codec.max_frame_bytes(tokens), dtype=torch.uint8)
+    used = codec.encode_into(pool, buffer, first_token=5, rows=rows)
+    assert buffer[:used].numpy().tobytes() == codec.encode(gathered, first_token=5)
+
+    expected = decode_frame(buffer).planes
+    target = [torch.full_like(plane, 7.0) for plane in pool]
+    places = torch.randperm(40, generator=torch.Generator().manual_seed(seed + 1))[:tokens]
+    decode_frame(buffer, target, rows=places, use_native=use_native)
+    assert_same_bits([plane[places] for plane in target], expected)
+    others = torch.ones(40, dtype=torch.bool)
+    others[places] = False
+    assert all(bool((plane[others] == 7.0).all()) for plane in target)
+
+
+@pytest.mark.parametrize("rows", [[-1, 0], [0, 4]])
+def test_rows_outside_a_pool_are_refused(rows: list[int]) -> None:
+    layout = KVLayout.keys_then_values(layers=1, heads=1, head_dim=8, dtype=KVDtype.BFLOAT16, page_tokens=1)
+    codec = KVCodec(Configuration({"transform": "none", "quantise": "none", "code": "none"}), layout)
+    pool, where = torch.zeros(2, 4, 1, 8, dtype=torch.bfloat16), torch.tensor(rows)
+    with pytest.raises(CodecError):
+        codec.encode_into(pool, bytearray(10_000), first_token=0, rows=where)
+    with pytest.raises(FrameError) as caught:
+        decode_frame(codec.encode(pool[:, :2], first_token=0), pool, rows=where)
+    assert caught.value.reason is FrameErrorReason.SHAPE
 
 
 @pytest.mark.parametrize("transform", ["none", "hadamard"])

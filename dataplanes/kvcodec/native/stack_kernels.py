@@ -54,17 +54,22 @@ class StackKernel(ABC):
         self._rotation = RotationStruct(block=block, signs=self._signs.ctypes.data, norm=hadamard.norm(block))
 
     @abstractmethod
-    def encode(self, planes: Sequence[Tensor], first_token: int, sizes: Sequence[int]) -> list[Bytes] | None:
-        """Quantise and pack planes `[tokens, heads, head_dim]`; None if a value cannot be expressed.
+    def encode(
+        self, planes: Sequence[Tensor], rows: Tensor | None, first_token: int, sizes: Sequence[int]
+    ) -> list[Bytes] | None:
+        """Quantise and pack tokens; None if a value cannot be expressed.
 
         Args:
-            planes: at least one token each; see `is_available`.
+            planes: `[tokens, heads, head_dim]` each, at least one token; see `is_available`.
+            rows: which of the planes' tokens, int64 and inside; None for all.
             first_token: position of the first token in the request.
             sizes: bytes of every section: packed symbols, then side data as the reference quantiser orders them.
         """
 
     @abstractmethod
-    def decode(self, sections: Sequence[Bytes], planes: Sequence[Tensor], first_token: int) -> None:
+    def decode(
+        self, sections: Sequence[Bytes], planes: Sequence[Tensor], rows: Tensor | None, first_token: int
+    ) -> None:
         """Undo `encode` into `planes`. The caller has checked every section's size."""
 
 
@@ -84,17 +89,21 @@ class LevelsKernel(StackKernel):
             "inverse_largest_offset": 1.0 / LARGEST_OFFSET_STEPS,
         }
 
-    def encode(self, planes: Sequence[Tensor], first_token: int, sizes: Sequence[int]) -> list[Bytes] | None:
+    def encode(
+        self, planes: Sequence[Tensor], rows: Tensor | None, first_token: int, sizes: Sequence[int]
+    ) -> list[Bytes] | None:
         """See the base class."""
         packed = np.empty(sizes[0], np.uint8)
         steps, offsets = np.empty(sizes[1] // 2, np.uint16), np.empty(sizes[2] // 2, np.int16)
-        status = _call(_library().kv_levels_encode, planes, self._struct(first_token), packed, steps, offsets)
+        status = _call(_library().kv_levels_encode, planes, rows, self._struct(first_token), packed, steps, offsets)
         return [packed, _split_pairs(steps), _split_pairs(offsets)] if status is Status.DONE else None
 
-    def decode(self, sections: Sequence[Bytes], planes: Sequence[Tensor], first_token: int) -> None:
+    def decode(
+        self, sections: Sequence[Bytes], planes: Sequence[Tensor], rows: Tensor | None, first_token: int
+    ) -> None:
         """See the base class."""
         packed, steps, offsets = sections[0], _join_pairs(sections[1]), _join_pairs(sections[2])
-        _call(_library().kv_levels_decode, planes, self._struct(first_token), packed, steps, offsets)
+        _call(_library().kv_levels_decode, planes, rows, self._struct(first_token), packed, steps, offsets)
 
     def _struct(self, first_token: int) -> LevelsStruct:
         return LevelsStruct(rotation=self._rotation, first_token=first_token, **self._fields)
@@ -118,50 +127,55 @@ class FloatFormatKernel(StackKernel):
             smallest_scale=fp8.SMALLEST_SCALE,
         )
 
-    def encode(self, planes: Sequence[Tensor], first_token: int, sizes: Sequence[int]) -> list[Bytes] | None:
+    def encode(
+        self, planes: Sequence[Tensor], rows: Tensor | None, first_token: int, sizes: Sequence[int]
+    ) -> list[Bytes] | None:
         """See the base class."""
         packed, scales = np.empty(sizes[0], np.uint8), np.empty(sizes[-1] // 2, np.uint16)
         block_scales = np.empty(sizes[1] if self._is_nvfp4 else 0, np.uint8)
-        status = _call(_library().kv_float_encode, planes, self._struct, packed, scales, block_scales)
+        status = _call(_library().kv_float_encode, planes, rows, self._struct, packed, scales, block_scales)
         if status is not Status.DONE:
             return None
         return [packed, block_scales, _split_pairs(scales)] if self._is_nvfp4 else [packed, _split_pairs(scales)]
 
-    def decode(self, sections: Sequence[Bytes], planes: Sequence[Tensor], first_token: int) -> None:
+    def decode(
+        self, sections: Sequence[Bytes], planes: Sequence[Tensor], rows: Tensor | None, first_token: int
+    ) -> None:
         """See the base class."""
         # FP8 has no block scales, and its kernel does not look at them.
         packed, block_scales, scales = sections[0], sections[1], _join_pairs(sections[-1])
-        _call(_library().kv_float_decode, planes, self._struct, packed, scales, block_scales)
+        _call(_library().kv_float_decode, planes, rows, self._struct, packed, scales, block_scales)
 
 
-def split_bfloat16(planes: Sequence[Tensor]) -> tuple[Bytes, Bytes]:
-    """Exponents, then signs and mantissas, of bfloat16 planes; flat."""
-    size = len(planes) * planes[0].numel()
+def split_bfloat16(planes: Sequence[Tensor], rows: Tensor | None) -> tuple[Bytes, Bytes]:
+    """Exponents, then signs and mantissas, of bfloat16 planes (or of some of their tokens); flat."""
+    argument = _PlanesArgument(planes, rows)
+    size = len(planes) * argument.struct.tokens * planes[0].shape[1] * planes[0].shape[2]
     exponents, rest = np.empty(size, np.uint8), np.empty(size, np.uint8)
-    argument = _PlanesArgument(planes)
     _library().kv_split_bfloat16(ctypes.byref(argument.struct), exponents.ctypes.data, rest.ctypes.data)
     return exponents, rest
 
 
-def join_bfloat16(exponents: Bytes, rest: Bytes, planes: Sequence[Tensor]) -> None:
+def join_bfloat16(exponents: Bytes, rest: Bytes, planes: Sequence[Tensor], rows: Tensor | None) -> None:
     """Undo `split_bfloat16` into `planes`."""
-    argument = _PlanesArgument(planes)
+    argument = _PlanesArgument(planes, rows)
     _library().kv_join_bfloat16(ctypes.byref(argument.struct), exponents.ctypes.data, rest.ctypes.data)
 
 
 class _PlanesArgument:
     """A `kv_planes` with the arrays that it points to."""
 
-    def __init__(self, planes: Sequence[Tensor]) -> None:
+    def __init__(self, planes: Sequence[Tensor], rows: Tensor | None) -> None:
         tokens, heads, head_dim = planes[0].shape
+        self._rows = rows
         self._addresses = np.array([plane.data_ptr() for plane in planes], np.int64)
         self._strides = np.array([plane.stride(0) for plane in planes], np.int64)
         self.struct = PlanesStruct(
             addresses=self._addresses.ctypes.data,
             strides=self._strides.ctypes.data,
-            index=None,
+            index=None if rows is None else rows.data_ptr(),
             planes=len(planes),
-            tokens=tokens,
+            tokens=tokens if rows is None else rows.numel(),
             heads=heads,
             head_dim=head_dim,
             dtype=_DTYPES[KVDtype.of(planes[0].dtype)],
@@ -175,9 +189,13 @@ def _library() -> ctypes.CDLL:
 
 
 def _call(
-    function: Callable[..., int], planes: Sequence[Tensor], struct: ctypes.Structure, *arrays: NDArray[Any]
+    function: Callable[..., int],
+    planes: Sequence[Tensor],
+    rows: Tensor | None,
+    struct: ctypes.Structure,
+    *arrays: NDArray[Any],
 ) -> Status:
-    argument = _PlanesArgument(planes)
+    argument = _PlanesArgument(planes, rows)
     addresses = (array.ctypes.data for array in arrays)
     status = Status(function(ctypes.byref(argument.struct), ctypes.byref(struct), *addresses))
     if status is Status.NO_MEMORY:
