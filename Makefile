@@ -12,10 +12,10 @@ setup: ## install everything into .venv and convert the model (minutes from noth
 	@scripts/setup.sh
 
 demo: setup ## the short show on a real SGLang pair (under 10 minutes)
-	$(PY) -m dataplanes.sglang.demo demo
+	$(PY) -m controld.cli.main demo $(ARGS)
 
 evidence: setup ## decide every claim on serving (up to an hour); writes build/evidence
-	$(PY) -m dataplanes.sglang.demo evidence
+	$(PY) -m controld.cli.main demo --evidence $(ARGS)
 
 check: setup ## format, lint, types, import rules and the fast tests
 	.venv/bin/ruff format --check .

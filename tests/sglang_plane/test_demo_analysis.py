@@ -103,7 +103,7 @@ def test_plans_cover_the_prescribed_work() -> None:
     assert EVIDENCE.max_pairs == 60
     assert min(EVIDENCE.prompt_tokens) == 64
     assert max(EVIDENCE.prompt_tokens) == 2048
-    assert EVIDENCE.phases[0].rates_bit_per_s[0] >= 1e9
+    assert EVIDENCE.phases[0].rates_bits_per_s[0] >= 1e9
     for plan in (EVIDENCE, DEMO):
         assert set(plan.arm_order("slow", 3)) == set(ARMS)
         assert plan.arm_order("slow", 3) == plan.arm_order("slow", 3)

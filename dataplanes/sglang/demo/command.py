@@ -84,7 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if not arguments.recompute:
             from dataplanes.sglang.demo.run import Experiment
+            from dataplanes.sglang.link import enter_user_namespace_if_needed
 
+            enter_user_namespace_if_needed()
             Experiment(plan, arguments.model, out, bar).run()
         summary = conclude(plan, arguments.model, out, bar, remeasure=not arguments.recompute)
     except ControldError as error:
@@ -133,7 +135,7 @@ def conclude(plan: ExperimentPlan, model: Path, out: Path, bar: _Bar, *, remeasu
     summary["loaded"] = _loaded(others)
     links = [json.loads(line) for line in (out / "link.jsonl").read_text().splitlines()]
     timeline = Timeline(
-        link=[(record["second"], record["rate_bit_per_s"]) for record in links],
+        link=[(record["second"], record["rate_bits_per_s"]) for record in links],
         requests=[(effect["second"], sample, effect) for sample, effect in zip(samples, effects, strict=True)],
         estimates=[
             (effect["second"], effect["bandwidth_bytes_per_s"])

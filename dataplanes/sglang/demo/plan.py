@@ -23,17 +23,17 @@ class Phase:
 
     Args:
         name: fast, medium, slow or recovering.
-        rates_bit_per_s: the link's rates; the phase's prompts are spread over them evenly, in this order. The schedule
+        rates_bits_per_s: the link's rates; the phase's prompts are spread over them evenly, in this order. The schedule
             advances by prompts done, never by time, so that every arm meets the same link.
     """
 
     name: str
-    rates_bit_per_s: tuple[float, ...]
+    rates_bits_per_s: tuple[int, ...]
 
-    def rate_at(self, done: int, planned: int) -> float:
+    def rate_at(self, done: int, planned: int) -> int:
         """The rate for the prompt after `done` of `planned`; past the plan the last one stays."""
-        step = min(done * len(self.rates_bit_per_s) // max(planned, 1), len(self.rates_bit_per_s) - 1)
-        return self.rates_bit_per_s[step]
+        step = min(done * len(self.rates_bits_per_s) // max(planned, 1), len(self.rates_bits_per_s) - 1)
+        return self.rates_bits_per_s[step]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,7 @@ class ExperimentPlan:
         warm_up_prompts: sent before the first phase with every arm; not counted.
         seed: of the order of arms, the choice of texts and the bootstrap.
         max_quality_loss_nats: the limit in the policy.
+        grid: which grid of configurations is profiled, "quick" or "full".
         segments_per_length: fidelity of the profiles.
     """
 
@@ -61,6 +62,7 @@ class ExperimentPlan:
     warm_up_prompts: int
     seed: int
     max_quality_loss_nats: float
+    grid: str
     segments_per_length: int
     loaded_requests: int = 0
 
@@ -81,12 +83,12 @@ class ExperimentPlan:
         return self.prompt_tokens[pair % len(self.prompt_tokens)]
 
 
-MBIT = 1e6
+MBIT = 1_000_000
 PHASES = (
-    Phase(name="fast", rates_bit_per_s=(2000 * MBIT,)),
-    Phase(name="medium", rates_bit_per_s=(100 * MBIT,)),
-    Phase(name="slow", rates_bit_per_s=(20 * MBIT,)),
-    Phase(name="recovering", rates_bit_per_s=(20 * MBIT, 100 * MBIT, 1000 * MBIT)),
+    Phase(name="fast", rates_bits_per_s=(2000 * MBIT,)),
+    Phase(name="medium", rates_bits_per_s=(100 * MBIT,)),
+    Phase(name="slow", rates_bits_per_s=(20 * MBIT,)),
+    Phase(name="recovering", rates_bits_per_s=(20 * MBIT, 100 * MBIT, 1000 * MBIT)),
 )
 
 EVIDENCE = ExperimentPlan(
@@ -99,6 +101,7 @@ EVIDENCE = ExperimentPlan(
     warm_up_prompts=2,
     seed=13,
     max_quality_loss_nats=0.02,
+    grid="full",
     segments_per_length=12,
     loaded_requests=24,
 )
@@ -113,5 +116,6 @@ DEMO = ExperimentPlan(
     warm_up_prompts=1,
     seed=7,
     max_quality_loss_nats=0.02,
+    grid="quick",
     segments_per_length=4,
 )

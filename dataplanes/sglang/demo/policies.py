@@ -101,7 +101,7 @@ def choose_statics(
         )
     lengths = sorted(plan.prompt_tokens)
     size_bytes = float(lengths[len(lengths) // 2] * kv_bytes_per_token)
-    rates = [rate / 8 for phase in plan.phases for rate in phase.rates_bit_per_s]
+    rates = [rate / 8 for phase in plan.phases for rate in phase.rates_bits_per_s]
 
     def cost(candidate: Mapping[str, Any]) -> float:
         return sum(math.log(predicted_transfer_s(candidate, size_bytes, rate)) for rate in rates)

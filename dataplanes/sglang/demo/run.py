@@ -165,11 +165,8 @@ class Experiment:
             worker = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             daemon.attached_agents(["profiler"], _ATTACH_DEADLINE_S)
-            study = daemon.request(
-                "POST",
-                "/v1/studies",
-                {"plane": "sglang", "workload": "general", "segments": self.plan.segments_per_length},
-            )
+            wanted = {"grid": self.plan.grid, "segments": self.plan.segments_per_length}
+            study = daemon.request("POST", "/v1/studies", {"plane": "sglang", "workload": "general", **wanted})
             self._follow(daemon, study["id"])
         finally:
             worker.terminate()
@@ -200,7 +197,7 @@ class Experiment:
         self.out.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             daemon = stack.enter_context(self.daemon())
-            link = stack.enter_context(ShapedLink(self.plan.phases[0].rates_bit_per_s[0]))
+            link = stack.enter_context(ShapedLink(self.plan.phases[0].rates_bits_per_s[0]))
             self.progress.stage("starting prefill, decode and router", 1)
             pair = stack.enter_context(SglangPair(self._pair_settings(daemon, link)))
             agents = daemon.attached_agents(["prefill", "decode"], _ATTACH_DEADLINE_S)
@@ -220,9 +217,9 @@ class Experiment:
         return PairSettings(
             server=server,
             log_dir=self.out / "servers",
-            prefill_host=link.inner_host,
-            decode_host=link.outer_host,
-            prefill_prefix=link.command_prefix,
+            prefill_host=link.inside_address,
+            decode_host=link.outside_address,
+            prefill_prefix=link.inside,
         )
 
     def _warm_up(self, client: SglangClient, prompts: Prompts) -> None:
@@ -246,13 +243,13 @@ class Experiment:
         plan = self.plan
         self.progress.stage(f"phase {phase.name}", plan.min_pairs * len(ARMS))
         samples: list[Sample] = []
-        rate = 0.0
+        rate = 0
         for pair in range(plan.max_pairs):
             wanted = phase.rate_at(pair, plan.min_pairs)
             if wanted != rate:
                 rate = wanted
                 link.set_rate(rate)
-                link_log.write({"second": self._now_s(), "rate_bit_per_s": rate, "phase": phase.name})
+                link_log.write({"second": self._now_s(), "rate_bits_per_s": rate, "phase": phase.name})
             prompt = prompts.get(phase.name, pair, plan.tokens_of(pair))
             for arm in plan.arm_order(phase.name, pair):
                 samples.append(self._request(client, daemon, prompt, arm, client_log))
@@ -308,9 +305,9 @@ class Experiment:
         link_log: Log,
     ) -> None:
         """Several requests in flight on the medium link, arm after arm, with the same arrivals."""
-        rate = next(phase for phase in self.plan.phases if phase.name == "medium").rates_bit_per_s[0]
+        rate = next(phase for phase in self.plan.phases if phase.name == "medium").rates_bits_per_s[0]
         link.set_rate(rate)
-        link_log.write({"second": self._now_s(), "rate_bit_per_s": rate, "phase": "loaded"})
+        link_log.write({"second": self._now_s(), "rate_bits_per_s": rate, "phase": "loaded"})
         count = self.plan.loaded_requests
         self.progress.stage("loaded run", count * len(ARMS))
         gaps = random.Random(f"{self.plan.seed}/loaded")
