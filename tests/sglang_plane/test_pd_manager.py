@@ -1,0 +1,640 @@
+"""The real SGLang managers, senders and receivers in one process, with a memory-copying engine between them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from controld.contract.configuration import Configuration
+from controld.contract.decision import RAW, Arm, Drawn
+from controld.contract.effect import Effect, Half, Verdict
+from controld.contract.effect import Path as EffectPath
+from dataplanes.agent import Draw
+from dataplanes.kvcodec import KVCodec
+from dataplanes.sglang import cpu_support
+from dataplanes.sglang.pd.faults import Faults
+from dataplanes.sglang.pd.plane import PdPlane
+from dataplanes.sglang.pd.requests import RequestFacts
+
+LAYERS, HEADS, HEAD_DIM, PAGE_TOKENS, PAGES = 19, 2, 32, 16, 256
+TOKEN_BYTES = 2 * LAYERS * HEADS * HEAD_DIM * 2
+PAGE_BYTES = PAGE_TOKENS * HEADS * HEAD_DIM * 2
+PATIENCE_S = 20.0
+
+LEVELS = Configuration(
+    {
+        "transform": "none",
+        "quantise": "levels",
+        "key_levels": 64,
+        "key_axis": "channel",
+        "key_group": 32,
+        "value_levels": 64,
+        "value_axis": "token",
+        "value_group": 32,
+        "code": "bitpack",
+    }
+)
+LOSSLESS = Configuration({"transform": "none", "quantise": "none", "code": "zstd"})
+
+
+@pytest.fixture(scope="module")
+def sglang() -> Iterator[None]:
+    """SGLang importable on a CPU, with a published configuration."""
+    os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_HOST_IP": "127.0.0.1", "HF_HUB_OFFLINE": "1"}
+    if cpu_support.needed() and str(cpu_support.STAND_INS) not in sys.path:
+        sys.path.insert(0, str(cpu_support.STAND_INS))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import sglang.srt.disaggregation.mooncake.conn
+        import sglang.srt.disaggregation.prefill  # noqa: F401
+    yield
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What identifies a model: a config and one safetensors header."""
+    folder = tmp_path_factory.mktemp("model")
+    config = {
+        "num_attention_heads": HEADS,
+        "hidden_size": HEADS * HEAD_DIM,
+        "num_hidden_layers": LAYERS,
+        "num_key_value_heads": HEADS,
+        "dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+    return folder
+
+
+class ServerArguments:
+    """SGLang's published arguments, some of them different: the published ones name a dummy model."""
+
+    def __init__(self, published: Any, **changes: Any) -> None:
+        self._published = published
+        self.__dict__ |= changes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._published, name)
+
+
+class LoopEngine:
+    """Mooncake's surface over memory copies, strict about what is registered and how many descriptors a batch has."""
+
+    regions: ClassVar[dict[str, list[tuple[int, int]]]] = {}
+
+    def __init__(self, session: str) -> None:
+        self.session = session
+        self.batches: list[int] = []
+        self.fail_writes = 0
+        self.regions[session] = []
+
+    def batch_register(self, addresses: Sequence[int], sizes: Sequence[int]) -> int:
+        self.regions[self.session] += zip(addresses, sizes, strict=True)
+        return 0
+
+    def batch_deregister(self, addresses: Sequence[int]) -> int:
+        self.regions[self.session] = [region for region in self.regions[self.session] if region[0] not in addresses]
+        return 0
+
+    def get_session_id(self) -> str:
+        return self.session
+
+    def _holds(self, session: str, address: int, size: int) -> bool:
+        return any(start <= address and address + size <= start + length for start, length in self.regions[session])
+
+    def batch_transfer_sync(
+        self, session: str, sources: Sequence[int], targets: Sequence[int], sizes: Sequence[int]
+    ) -> int:
+        if len(sizes) > 2048 or self.fail_writes:
+            self.fail_writes = max(0, self.fail_writes - 1)
+            return -1
+        self.batches.append(len(sizes))
+        for source, target, size in zip(sources, targets, sizes, strict=True):
+            assert self._holds(self.session, source, size), "a source that is not registered"
+            assert self._holds(session, target, size), "a target that is not registered"
+            ctypes.memmove(target, source, size)
+        return 0
+
+
+class FixedAgent:
+    """Draws what it is told and keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.arm = Arm(RAW)
+        self.effects: list[Effect] = []
+        self.counts: dict[str, int] = {}
+        self.wire: list[dict[str, Any]] = []
+        self.backlog: list[int] = []
+        self.draws: list[dict[str, Any]] = []
+        self.attached_event = threading.Event()
+        self.reason = ""
+
+    def use(self, configuration: Configuration | None) -> None:
+        self.arm = Arm(RAW) if configuration is None else Arm(configuration.config_id, configuration)
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def attached(self) -> None:
+        self.attached_event.set()
+
+    def not_attached(self, reason: str) -> None:
+        self.reason = reason
+
+    def classify(self, *, extra_key: str | None, priority: int | None) -> str:
+        return (extra_key or "class=default").partition("=")[2]
+
+    def draw(self, **asked: Any) -> Draw:
+        self.draws.append(asked)
+        return Draw(Drawn(self.arm, False, 0, 7), 1e6, 0.1)
+
+    def offered(self, *, raw_bytes: int, **_: Any) -> None:
+        self.backlog.append(raw_bytes)
+
+    def withdrawn(self, *, raw_bytes: int, **_: Any) -> None:
+        self.backlog.remove(raw_bytes)
+
+    def observe_wire(self, **span: Any) -> None:
+        self.wire.append(span)
+
+    def report(self, effect: Effect) -> None:
+        self.effects.append(effect)
+        if effect.half is Half.SENDER:
+            self.backlog.pop()
+
+    def count(self, name: str, n: int = 1) -> None:
+        self.counts[name] = self.counts.get(name, 0) + n
+
+
+class Side:
+    """One server's pool and manager."""
+
+    def __init__(self, rig: Rig, role: str, *, with_plane: bool, faults: Faults | None = None, **changes: Any) -> None:
+        from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager
+        from sglang.srt.disaggregation.utils import DisaggregationMode
+
+        from dataplanes.sglang.pd.manager import build_manager_class
+
+        shape = (PAGES * PAGE_TOKENS, HEADS, HEAD_DIM)
+        self.pool = torch.zeros(2 * LAYERS, *shape, dtype=torch.bfloat16)
+        self.agent = FixedAgent()
+        self.engine = LoopEngine(f"127.0.0.1:{free_port()}")
+        engine = self.engine
+
+        class Stock(MooncakeKVManager):  # type: ignore[misc]
+            def init_engine(self) -> None:
+                self.engine = engine
+
+        def make_plane(args: Any, mode: Any, server_args: Any, is_mla: bool) -> PdPlane:
+            plane = PdPlane(
+                args, role=mode.value, server_args=server_args, is_mla=is_mla, address="unused", agent=self.agent
+            )
+            plane._faults = faults or Faults()
+            return plane
+
+        self.manager_class = build_manager_class(Stock, make_plane) if with_plane else Stock
+        self.manager: Any = self.manager_class(
+            self._kv_args(**changes), DisaggregationMode(role), rig.server_args, False
+        )
+        if with_plane and not self.manager.controld_plane.refusal:
+            assert self.agent.attached_event.wait(PATIENCE_S)
+
+    def _kv_args(self, **changes: Any) -> Any:
+        from sglang.srt.disaggregation.base.conn import KVArgs
+
+        args = KVArgs()
+        self.aux = torch.zeros(64, 64, dtype=torch.uint8)
+        values = {
+            "engine_rank": 0, "pp_rank": 0, "system_dp_rank": 0, "rust_http_port": None, "ib_device": "", "gpu_id": 0,
+            "kv_data_ptrs": [plane.data_ptr() for plane in self.pool],
+            "kv_data_lens": [plane.nbytes for plane in self.pool],
+            "kv_item_lens": [PAGE_BYTES] * 2 * LAYERS,
+            "kv_layer_ids": [], "kv_cache_dtype_str": "bfloat16", "kv_layout": None, "page_size": PAGE_TOKENS,
+            "kv_head_num": HEADS, "total_kv_head_num": HEADS, "prefill_start_layer": 0, "prefill_end_layer": LAYERS,
+            "aux_data_ptrs": [self.aux.data_ptr()], "aux_data_lens": [self.aux.nbytes], "aux_item_lens": [64],
+            "state_types": [], "state_data_ptrs": [], "state_data_lens": [], "state_item_lens": [],
+            "state_layer_ids": [], "state_dim_per_tensor": [], "state_slice_outer_counts": [],
+            "state_conv_shard_groups": [], "is_hybrid_mla_backend": False, "mla_compression_ratios": None,
+            "swa_kv_cache_layout": None,
+        }  # fmt: skip
+        for name, value in (values | changes).items():
+            setattr(args, name, value)
+        return args
+
+
+class Rig:
+    """A prefill and a decode manager that know each other."""
+
+    def __init__(self, model_folder: Path) -> None:
+        from sglang.srt.disaggregation.mooncake.conn import MooncakeKVBootstrapServer
+        from sglang.srt.runtime_context import get_context, get_parallel
+
+        self.stack = ExitStack()
+        self.port = free_port()
+        published = self.stack.enter_context(
+            get_context().override_server_args(
+                host="127.0.0.1",
+                disaggregation_bootstrap_port=self.port,
+                disaggregation_mode="prefill",
+                disaggregation_transfer_backend="mooncake",
+            )
+        )
+        # Without role switching SGLang's threads block for ever and cannot be ended.
+        self.server_args = ServerArguments(published, model_path=str(model_folder), enable_pd_role_switch=True)
+        ranks = dict.fromkeys(("attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "attn_dcp_rank"), 0)
+        sizes = dict.fromkeys(("attn_tp_size", "attn_cp_size", "attn_dp_size"), 1)
+        self.stack.enter_context(get_parallel().override(pp_group=None, **ranks, **sizes))
+        self.bootstrap = MooncakeKVBootstrapServer("127.0.0.1", self.port)
+        self.room = 1000
+        self.prefill: Side
+        self.decode: Side
+
+    def close(self) -> None:
+        for side in (self.prefill, self.decode):
+            side.manager.teardown()
+        self.bootstrap.close()
+        self.stack.close()
+
+    def fill(self, seed: int = 1) -> None:
+        """New KV everywhere: random in the prefill pool, sevens in the decode pool."""
+        generator = torch.Generator().manual_seed(seed)
+        self.prefill.pool.copy_(torch.randn(self.prefill.pool.shape, generator=generator))
+        self.decode.pool.fill_(7.0)
+
+    def transfer(
+        self,
+        source: Sequence[int],
+        target: Sequence[int],
+        tokens: int,
+        *,
+        extra_key: str | None = None,
+        chunk_pages: int | None = None,
+        between: Callable[[], None] | None = None,
+    ) -> Any:
+        """Send pages as SGLang's schedulers do; returns the receiver's final status."""
+        from sglang.srt.disaggregation.base.conn import KVPoll
+        from sglang.srt.disaggregation.mooncake.conn import MooncakeKVReceiver, MooncakeKVSender
+
+        self.room += 1
+        room, address = self.room, f"127.0.0.1:{self.port}"
+        prefill, decode = self.prefill.manager, self.decode.manager
+        wait_until(lambda: decode.try_ensure_parallel_info(address), "the bootstrap server answers")
+        receiver = MooncakeKVReceiver(mgr=decode, bootstrap_addr=address, bootstrap_room=room)
+        receiver.init(prefill_dp_rank=0)
+        if hasattr(prefill, "controld_plane"):
+            prefill.controld_plane.requests.note(room, RequestFacts(f"r{room}", extra_key, None, tokens))
+        sender = MooncakeKVSender(mgr=prefill, bootstrap_addr=address, bootstrap_room=room)
+        receiver.send_metadata(np.array(target, np.int32), aux_index=3)
+        wait_until(lambda: sender.poll() == KVPoll.WaitingForInput, "the receiver's metadata arrives")
+        sender.init(len(source), aux_index=3)
+        step = chunk_pages or max(1, len(source))
+        for start in range(0, max(1, len(source)), step):
+            pages = np.array(source[start : start + step], np.int32)
+            sender.send(pages, num_kv_tokens=min(tokens - start * PAGE_TOKENS, len(pages) * PAGE_TOKENS))
+            if between is not None:
+                between()
+        wait_until(lambda: receiver.poll() in (KVPoll.Success, KVPoll.Failed), "the transfer ends")
+        status = receiver.poll()
+        wait_until(lambda: sender.poll() in (KVPoll.Success, KVPoll.Failed), "the sender hears of it")
+        receiver.clear()
+        sender.clear()
+        return status
+
+    def succeeded(self, *args: Any, **kwargs: Any) -> bool:
+        from sglang.srt.disaggregation.base.conn import KVPoll
+
+        return bool(self.transfer(*args, **kwargs) == KVPoll.Success)
+
+    def sent(self, pages: Sequence[int], tokens: int) -> torch.Tensor:
+        return rows(self.prefill.pool, pages, tokens)
+
+    def got(self, pages: Sequence[int], tokens: int) -> torch.Tensor:
+        return rows(self.decode.pool, pages, tokens)
+
+    def effect(self, number: int = 1) -> Effect:
+        """The sender's newest effect, once there are so many."""
+        agent = self.prefill.agent
+        wait_until(lambda: len(agent.effects) >= number, f"{number} effects are reported")
+        return agent.effects[number - 1]
+
+
+def rows(pool: torch.Tensor, pages: Sequence[int], tokens: int) -> torch.Tensor:
+    slots = [page * PAGE_TOKENS + offset for page in pages for offset in range(PAGE_TOKENS)][:tokens]
+    return pool[:, slots].clone()
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited in vain until {what}"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def make_rig(sglang: None, model_folder: Path) -> Iterator[Callable[..., Rig]]:
+    rigs: list[Rig] = []
+
+    def make(*, decode_plane: bool = True, faults: Faults | None = None, **changes: Any) -> Rig:
+        rig = Rig(model_folder)
+        rigs.append(rig)
+        rig.prefill = Side(rig, "prefill", with_plane=True, **changes)
+        rig.decode = Side(rig, "decode", with_plane=decode_plane, faults=faults, **changes)
+        rig.fill()
+        return rig
+
+    yield make
+    for rig in rigs:
+        rig.close()
+    rigs.clear()
+
+
+def coded(rig: Rig, configuration: Configuration = LEVELS) -> None:
+    """Have the next transfers drawn with a codec that is ready."""
+    plane = rig.prefill.manager.controld_plane
+    plane._shelf.make_ready(configuration)
+    rig.prefill.agent.use(configuration)
+
+
+def assert_close(got: torch.Tensor, sent: torch.Tensor) -> None:
+    """64 levels over a few standard deviations: within a step, and not the same."""
+    assert (got.float() - sent.float()).abs().max() < 0.2
+    assert not torch.equal(got, sent)
+
+
+def test_a_coded_transfer_arrives_within_the_codec_s_error(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    coded(rig)
+    source, target, tokens = list(range(3, 63)), list(range(100, 160)), 60 * PAGE_TOKENS - 5
+
+    assert rig.succeeded(source, target, tokens, extra_key="class=chat")
+
+    assert_close(rig.got(target, tokens), rig.sent(source, tokens))
+    assert torch.all(rig.got(target, 60 * PAGE_TOKENS)[:, tokens:] == 7), "tokens beyond the prompt were written"
+    assert torch.all(rig.got([99, 160], 2 * PAGE_TOKENS) == 7), "pages of others were written"
+    effect = rig.effect()
+    assert (effect.path, effect.verdict, effect.reason) == (EffectPath.CODED, Verdict.VERIFIED, "")
+    assert (effect.arm_id, effect.table_version, effect.service_class) == (LEVELS.config_id, 7, "chat")
+    assert effect.tokens == tokens
+    assert effect.chunks >= 3, "a transfer of this size is cut, so that its stages overlap"
+    assert effect.raw_bytes == 60 * PAGE_TOKENS * TOKEN_BYTES == effect.expected_bytes
+    assert 0.3 < effect.wire_bytes / effect.raw_bytes < 0.6
+    assert min(effect.encode_s, effect.wire_s, effect.decode_s, effect.total_s) > 0
+    assert rig.prefill.agent.backlog == []
+
+
+def test_the_receiver_reports_its_half_under_the_same_id(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    coded(rig)
+    assert rig.succeeded([1, 2], [3, 4], 20)
+
+    theirs = rig.effect()
+    wait_until(lambda: rig.decode.agent.effects, "the receiver reports")
+    (ours,) = rig.decode.agent.effects
+    assert (ours.half, theirs.half) == (Half.RECEIVER, Half.SENDER)
+    for name in (
+        "transfer_id",
+        "arm_id",
+        "table_version",
+        "service_class",
+        "tokens",
+        "chunks",
+        "raw_bytes",
+        "wire_bytes",
+    ):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.decode_s == pytest.approx(theirs.decode_s)
+
+
+def test_one_chunk_and_seven_chunks_decode_to_equal_bytes(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    coded(rig)
+    source, tokens = list(range(10, 24)), 14 * PAGE_TOKENS
+    assert rig.succeeded(source, list(range(50, 64)), tokens)
+    assert rig.succeeded(source, list(range(150, 164)), tokens, chunk_pages=2)
+
+    assert torch.equal(rig.got(range(50, 64), tokens), rig.got(range(150, 164), tokens))
+    assert rig.effect(2).chunks == 7
+
+
+def test_a_lossless_codec_is_bit_exact(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    coded(rig, LOSSLESS)
+    assert rig.succeeded([5, 9, 7], [1, 3, 2], 3 * PAGE_TOKENS)
+    assert torch.equal(rig.got([1, 3, 2], 3 * PAGE_TOKENS), rig.sent([5, 9, 7], 3 * PAGE_TOKENS))
+    assert rig.effect().path is EffectPath.CODED
+
+
+@pytest.mark.parametrize("arm", [None, LEVELS], ids=["raw", "coded"])
+def test_fully_fragmented_pages(make_rig: Callable[..., Rig], arm: Configuration | None) -> None:
+    """60 scattered pages are 2,280 descriptors, more than Mooncake takes at once."""
+    rig = make_rig()
+    if arm is not None:
+        coded(rig, arm)
+    source, target = list(range(0, 120, 2)), list(range(241, 120, -2))[:60]
+    tokens = 60 * PAGE_TOKENS
+
+    assert len(source) * 2 * LAYERS == 2280
+    assert rig.succeeded(source, target, tokens)
+
+    difference = (rig.got(target, tokens).float() - rig.sent(source, tokens).float()).abs().max()
+    assert difference == 0 if arm is None else 0 < difference < 0.2
+    assert max(rig.prefill.engine.batches) <= 1000
+
+
+@pytest.mark.parametrize("arm", [None, LEVELS], ids=["raw", "coded"])
+def test_one_token(make_rig: Callable[..., Rig], arm: Configuration | None) -> None:
+    rig = make_rig()
+    if arm is not None:
+        coded(rig, arm)
+    assert rig.succeeded([4], [8], 1)
+    assert (rig.got([8], 1).float() - rig.sent([4], 1).float()).abs().max() < 0.2
+    assert rig.effect().tokens == 1
+
+
+def test_garbage_behind_the_last_token_does_not_spoil_the_scales(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    coded(rig)
+    rig.prefill.pool[:, 6 * PAGE_TOKENS + 3 : 7 * PAGE_TOKENS] = float("inf")
+    assert rig.succeeded([5, 6], [1, 2], PAGE_TOKENS + 3)
+    assert_close(rig.got([1, 2], PAGE_TOKENS + 3), rig.sent([5, 6], PAGE_TOKENS + 3))
+    assert rig.effect().wire_bytes < 0.6 * rig.effect().raw_bytes
+
+
+def test_no_pages_at_all(make_rig: Callable[..., Rig]) -> None:
+    """The receiver has the whole prefix: only SGLang's metadata is sent, and nothing is drawn."""
+    rig = make_rig()
+    coded(rig)
+    assert rig.succeeded([], [], 0)
+    wait_until(lambda: rig.prefill.agent.backlog == [], "the offer is withdrawn")
+    assert rig.prefill.agent.effects == []
+
+
+def test_a_raw_arm_is_sglang_s_own_path(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    assert rig.succeeded([1, 2, 3], [7, 8, 9], 40)
+    assert torch.equal(rig.got([7, 8, 9], 40), rig.sent([1, 2, 3], 40))
+    effect = rig.effect()
+    assert (effect.path, effect.verdict, effect.reason, effect.arm_id) == (EffectPath.RAW, Verdict.UNVERIFIED, "", RAW)
+    assert effect.wire_bytes == effect.raw_bytes == 3 * PAGE_BYTES * 2 * LAYERS
+    assert effect.wire_s > 0
+    assert sum(span["wire_bytes"] for span in rig.prefill.agent.wire) == effect.wire_bytes
+
+
+def test_a_peer_without_the_plane_is_served_raw(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(decode_plane=False)
+    coded(rig)
+    assert rig.succeeded([1, 2], [3, 4], 30)
+    assert torch.equal(rig.got([3, 4], 30), rig.sent([1, 2], 30))
+    effect = rig.effect()
+    assert (effect.path, effect.reason) == (EffectPath.RAW_FALLBACK, "peer_without_plane")
+    assert rig.prefill.agent.counts["pd.raw.peer_without_plane"] == 1
+
+
+def test_a_flipped_byte_is_refused_and_sent_raw_once(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(faults=Faults(flip_byte_in_frame=2))
+    coded(rig)
+    source, target, tokens = list(range(60)), list(range(60, 120)), 60 * PAGE_TOKENS
+    started_s = time.monotonic()
+    assert rig.succeeded(source, target, tokens)
+
+    assert time.monotonic() - started_s < 5
+    got, sent = rig.got(target, tokens), rig.sent(source, tokens)
+    assert (got.float() - sent.float()).abs().max() < 0.2
+    # The refused piece (the second one) is exact, the first is as the codec left it.
+    exact = (got == sent).flatten(2).all(dim=2).all(dim=0)
+    assert exact.any()
+    assert not exact.all()
+    effect = rig.effect()
+    assert (effect.path, effect.verdict, effect.reason) == (EffectPath.RAW_FALLBACK, Verdict.NACK, "nack:checksum")
+    assert effect.raw_bytes == 60 * PAGE_TOKENS * TOKEN_BYTES
+    assert rig.decode.agent.counts["pd.nack.checksum"] == 1
+    # One transfer's damage does not condemn the next.
+    assert rig.succeeded(source, target, tokens)
+    assert rig.effect(2).path is EffectPath.CODED
+
+
+def test_a_decoder_that_returns_zeros_is_seen(make_rig: Callable[..., Rig]) -> None:
+    """What the end-to-end checks above would say of a broken decoder."""
+    rig = make_rig(faults=Faults(zero_decode=True))
+    coded(rig)
+    assert rig.succeeded([1, 2], [3, 4], 30)
+    with pytest.raises(AssertionError):
+        assert_close(rig.got([3, 4], 30), rig.sent([1, 2], 30))
+
+
+def test_an_exception_in_the_encoder_goes_raw(make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = make_rig()
+    coded(rig)
+    real, calls = KVCodec.encode_into, []
+
+    def fail_on_the_second_piece(self: KVCodec, *args: Any, **kwargs: Any) -> int:
+        calls.append(1)
+        if len(calls) == 2:
+            raise ZeroDivisionError("a codec's bug")
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(KVCodec, "encode_into", fail_on_the_second_piece)
+    source, target, tokens = list(range(60)), list(range(60, 120)), 60 * PAGE_TOKENS
+    assert rig.succeeded(source, target, tokens)
+    assert (rig.got(target, tokens).float() - rig.sent(source, tokens).float()).abs().max() < 0.2
+    effect = rig.effect()
+    assert (effect.path, effect.reason) == (EffectPath.RAW_FALLBACK, "exception:ZeroDivisionError")
+    assert rig.prefill.agent.counts["pd.exception"] == 1
+
+
+def test_a_failed_engine_write_goes_raw(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    coded(rig)
+    rig.prefill.engine.fail_writes = 1
+    assert rig.succeeded([1, 2], [3, 4], 32)
+    assert torch.equal(rig.got([3, 4], 32), rig.sent([1, 2], 32))
+    assert rig.effect().reason == "engine_write"
+    assert not rig.prefill.manager.failed_sessions, "SGLang must not hear of a fault that raw overcame"
+
+
+def test_the_request_fails_only_if_raw_fails_too(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    coded(rig)
+    rig.prefill.engine.fail_writes = 1000
+    assert not rig.succeeded([1, 2], [3, 4], 32)
+    assert (rig.effect().path, rig.effect().verdict) == (EffectPath.FAILED, Verdict.ERROR)
+
+
+def test_a_table_change_does_not_touch_a_begun_transfer(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    coded(rig)
+    rig.succeeded([0], [0], 1)
+
+    def change() -> None:
+        wait_until(lambda: len(rig.prefill.agent.draws) == 2, "the first chunk is drawn for")
+        rig.prefill.agent.use(None)
+
+    assert rig.succeeded(list(range(8)), list(range(8, 16)), 8 * PAGE_TOKENS, chunk_pages=2, between=change)
+    effect = rig.effect(2)
+    assert (effect.arm_id, effect.path, effect.tokens) == (LEVELS.config_id, EffectPath.CODED, 8 * PAGE_TOKENS)
+    assert len(rig.prefill.agent.draws) == 2, "one draw a transfer"
+    assert rig.prefill.agent.draws[1]["raw_bytes"] == 8 * PAGE_TOKENS * TOKEN_BYTES
+
+
+def test_a_codec_that_is_not_ready_is_made_ready_beside_a_raw_transfer(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    rig.prefill.agent.use(LEVELS)
+    assert rig.succeeded([1], [2], 16)
+    assert rig.effect().reason == "codec_not_ready"
+    shelf = rig.prefill.manager.controld_plane._shelf
+    wait_until(lambda: shelf.find(LEVELS) is not None, "the codec is ready")
+    assert rig.succeeded([1], [2], 16)
+    assert rig.effect(2).path is EffectPath.CODED
+
+
+def test_infinities_are_carried_unchanged(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    coded(rig)
+    rig.prefill.pool[3, 5 * PAGE_TOKENS + 1, 0, 0] = float("inf")
+    assert rig.succeeded([5, 6], [1, 2], 32)
+    assert torch.equal(rig.got([1, 2], 32), rig.sent([5, 6], 32))
+    assert rig.effect().path is EffectPath.CODED
+
+
+def test_a_pool_that_is_compressed_already_is_left_alone(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(kv_cache_dtype_str="fp8_e4m3")
+    assert "fp8_e4m3" in rig.prefill.agent.reason
+    assert rig.succeeded([1, 2], [3, 4], 32)
+    assert torch.equal(rig.got([3, 4], 32), rig.sent([1, 2], 32))
+
+
+def test_a_receiver_that_gave_the_room_up_gets_nothing_written(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    coded(rig)
+    rig.decode.manager.controld_plane.receiver._parts = _with_dead_rooms(rig)
+    rig.transfer([1, 2], [3, 4], 32)
+    assert torch.all(rig.got([3, 4], 32) == 7)
+    assert (rig.effect().path, rig.effect().reason) == (EffectPath.FAILED, "nack:room_gone")
+
+
+def _with_dead_rooms(rig: Rig) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(rig.decode.manager.controld_plane.receiver._parts, room_is_alive=lambda room: False)
