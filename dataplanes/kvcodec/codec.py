@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import lcm
 
 import numpy as np
 import torch
@@ -97,8 +98,7 @@ class KVCodec:
     @property
     def chunk_alignment_tokens(self) -> int:
         """Cut transfers at multiples of this, and every cut decodes to the same bytes."""
-        pages, group = self.layout.page_tokens, self.parameters.group_tokens
-        return max(pages, group)
+        return lcm(self.layout.page_tokens, self.parameters.group_tokens)
 
     def max_frame_bytes(self, tokens: int, first_token: int | None = None) -> int:
         """An upper bound of a frame's size; a frame stored raw fits too.
@@ -196,24 +196,30 @@ class KVCodec:
 
     def _code(self, chunk: ChunkPlanes, first_token: int) -> list[Bytes] | None:
         """All coded sections; None if the planes must be stored raw, or are lossless and not smaller coded."""
-        sections: list[Bytes] = []
+        plain: list[Bytes] = []
         for stage in self._stages:
-            plain = stage.encode(chunk, first_token)
-            if plain is None:
+            parts = stage.encode(chunk, first_token)
+            if parts is None:
                 return None
-            sections += [self._coder.encode(part) for part in plain]
+            plain += parts
+        sections = self._coder.encode(plain)
         may_grow = self.parameters.is_lossless and self.parameters.code != "none"
         if may_grow and sum(section.size for section in sections) >= self.layout.raw_bytes(chunk.tokens):
             return None
         return sections
 
     def _decode(self, reader: FrameReader, chunk: ChunkPlanes) -> None:
+        """Decode a frame's sections into a chunk; nothing is written before all of them proved to be whole."""
         header = reader.header
-        for stage in self._raw_stages if header.is_raw else self._stages:
-            sizes = stage.section_sizes(header.tokens, header.first_token)
-            coder = STORED if header.is_raw else self._coder
-            sections = [coder.decode(reader.next_section(), size) for size in sizes]
-            stage.decode(sections, chunk, header.first_token)
+        stages = self._raw_stages if header.is_raw else self._stages
+        coder = STORED if header.is_raw else self._coder
+        sizes = [stage.section_sizes(header.tokens, header.first_token) for stage in stages]
+        every_size = [size for part in sizes for size in part]
+        coded = [reader.next_section() for _ in every_size]
+        reader.finish()
+        sections = iter(coder.decode(coded, every_size))
+        for stage, part in zip(stages, sizes, strict=True):
+            stage.decode([next(sections) for _ in part], chunk, header.first_token)
 
 
 def decode_frame(
@@ -234,7 +240,7 @@ def decode_frame(
         use_native: false runs the torch reference everywhere.
 
     Raises:
-        FrameError: a check failed. `out` may then hold some of the planes; they must not be used.
+        FrameError: a check failed; nothing was written to `out`.
     """
     reader = FrameReader(_byte_view(buffer).data)
     header = reader.header
@@ -255,7 +261,8 @@ def decode_frame(
             raise FrameError(FrameErrorReason.SHAPE, f"{header.tokens} tokens where {chunk.tokens} are awaited")
     if header.tokens:
         codec._decode(reader, chunk)
-    reader.finish()
+    else:
+        reader.finish()
     return DecodedFrame(header, chunk.planes)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 import numpy as np
@@ -19,10 +20,15 @@ from numpy.typing import NDArray
 from dataplanes.kvcodec.errors import FrameError, FrameErrorReason
 
 Bytes = NDArray[np.uint8]
+_Readable = bytes | bytearray | memoryview
 
 
 class Coder(ABC):
-    """One lossless coder. Stateless between calls and safe in any number of threads."""
+    """One lossless coder. Stateless between calls and safe in any number of threads.
+
+    A frame's sections are coded in one call: each return from native code into a busy interpreter may cost a switch
+    interval (5 ms) of waiting for its lock.
+    """
 
     name: ClassVar[str]
     packs_symbols: ClassVar[bool]
@@ -30,23 +36,23 @@ class Coder(ABC):
 
     @abstractmethod
     def max_bytes(self, size: int) -> int:
-        """An upper bound of what `encode` makes of `size` bytes."""
+        """An upper bound of what `encode` makes of a section of `size` bytes."""
 
     @abstractmethod
-    def encode(self, plain: Bytes) -> Bytes:
-        """Code a flat array, which may be empty."""
+    def encode(self, sections: Sequence[Bytes]) -> list[Bytes]:
+        """Code flat arrays, each on its own; any may be empty."""
 
     @abstractmethod
-    def decode(self, coded: memoryview, size: int) -> Bytes:
-        """The plain bytes: a new array, or a view of `coded`.
+    def decode(self, sections: Sequence[memoryview], sizes: Sequence[int]) -> list[Bytes]:
+        """The plain bytes of each section: new arrays, or views of `sections`; perhaps read-only.
 
         Args:
-            coded: what `encode` returned.
-            size: how many bytes `coded` stands for.
+            sections: what `encode` returned.
+            sizes: how many bytes each stands for.
 
         Raises:
-            FrameError: `coded` does not stand for `size` bytes. Never reads outside `coded`, never allocates more than
-                `size`.
+            FrameError: a section does not stand for its size. Never reads outside `sections`, never allocates more
+                than `sizes`.
         """
 
 
@@ -60,15 +66,16 @@ class StoredCoder(Coder):
         """Exact."""
         return size
 
-    def encode(self, plain: Bytes) -> Bytes:
+    def encode(self, sections: Sequence[Bytes]) -> list[Bytes]:
         """Nothing to do."""
-        return plain
+        return list(sections)
 
-    def decode(self, coded: memoryview, size: int) -> Bytes:
-        """A view, checked for length only."""
-        if len(coded) != size:
-            raise FrameError(FrameErrorReason.PAYLOAD, f"{len(coded)} stored bytes where {size} belong")
-        return np.frombuffer(coded, np.uint8)
+    def decode(self, sections: Sequence[memoryview], sizes: Sequence[int]) -> list[Bytes]:
+        """Views, checked for length only."""
+        for section, size in zip(sections, sizes, strict=True):
+            if len(section) != size:
+                raise FrameError(FrameErrorReason.PAYLOAD, f"{len(section)} stored bytes where {size} belong")
+        return [np.frombuffer(section, np.uint8) for section in sections]
 
 
 class BitpackCoder(StoredCoder):
@@ -94,37 +101,36 @@ class ZstdCoder(Coder):
         """Zstandard's own bound, rounded up."""
         return size + (size >> 7) + 512 if size else 0
 
-    def encode(self, plain: Bytes) -> Bytes:
-        """One Zstandard frame; nothing for nothing."""
-        if plain.size == 0:
-            return plain
+    def encode(self, sections: Sequence[Bytes]) -> list[Bytes]:
+        """One Zstandard frame per section; nothing for nothing."""
         compressor = getattr(self._local, "compressor", None)
         if compressor is None:
             # A context belongs to one thread at a time.
             compressor = self._local.compressor = zstandard.ZstdCompressor(compression_params=self._parameters)
-        return np.frombuffer(compressor.compress(plain.data), np.uint8)
+        filled: list[_Readable] = [section.data for section in sections if section.size]
+        coded = iter(compressor.multi_compress_to_buffer(filled, threads=0) if filled else ())
+        return [np.frombuffer(next(coded), np.uint8) if section.size else section for section in sections]
 
-    def decode(self, coded: memoryview, size: int) -> Bytes:
-        """Checks the announced size before anything is decoded."""
-        plain = np.empty(size, np.uint8)
-        if size == 0:
-            if len(coded):
-                raise FrameError(FrameErrorReason.PAYLOAD, f"{len(coded)} coded bytes that stand for none")
-            return plain
+    def decode(self, sections: Sequence[memoryview], sizes: Sequence[int]) -> list[Bytes]:
+        """Every section must announce the size that belongs to it."""
         decompressor = getattr(self._local, "decompressor", None)
         if decompressor is None:
             decompressor = self._local.decompressor = zstandard.ZstdDecompressor()
+        filled: list[_Readable] = [section for section, size in zip(sections, sizes, strict=True) if size]
+        filled_sizes = np.array([size for size in sizes if size], np.uint64)
         try:
-            announced = zstandard.get_frame_parameters(coded).content_size
-            if announced != size:
-                raise FrameError(FrameErrorReason.PAYLOAD, f"coded bytes stand for {announced}, not {size}")
-            with decompressor.stream_reader(coded) as reader:
-                found = reader.readinto(plain.data)
+            for section, size in zip(sections, sizes, strict=True):
+                announced = zstandard.get_frame_parameters(section).content_size if size else len(section)
+                if announced != size:
+                    raise FrameError(FrameErrorReason.PAYLOAD, f"coded bytes stand for {announced}, not {size}")
+            plain = iter(
+                decompressor.multi_decompress_to_buffer(filled, decompressed_sizes=filled_sizes.data, threads=0)
+                if filled
+                else ()
+            )
         except zstandard.ZstdError as error:
             raise FrameError(FrameErrorReason.PAYLOAD, f"undecodable symbols: {error}") from error
-        if found != size:
-            raise FrameError(FrameErrorReason.PAYLOAD, f"{found} decoded bytes where {size} belong")
-        return plain
+        return [np.frombuffer(next(plain), np.uint8) if size else np.empty(0, np.uint8) for size in sizes]
 
 
 class EntropyCoder(ZstdCoder):

@@ -165,15 +165,13 @@ class FrameWriter:
         self._buffer = buffer
         self._metadata_bytes = len(metadata)
         self._end = FIXED_BYTES
-        self._append(np.frombuffer(metadata, np.uint8))
+        self._append(metadata)
 
     def add_section(self, data: Bytes) -> None:
         """Append a section."""
-        self._append(np.frombuffer(_LENGTH.pack(data.size), np.uint8))
-        self._append(data)
-        padding = -data.size % 8
-        if padding:
-            self._append(np.zeros(padding, np.uint8))
+        self._append(_LENGTH.pack(data.size))
+        self._append(data.data)
+        self._append(bytes(-data.size % 8))
 
     def finish(
         self, *, is_raw: bool, raw_bytes: int, first_token: int, tokens: int, chunk_index: int, chunk_count: int
@@ -184,16 +182,17 @@ class FrameWriter:
             MAGIC, FORMAT_VERSION, flags, self._end, raw_bytes, first_token, tokens, chunk_index, chunk_count,
             self._metadata_bytes, 0,
         )  # fmt: skip
-        self._buffer[: len(fixed)] = np.frombuffer(fixed, np.uint8)
+        self._buffer.data[: len(fixed)] = fixed
         checksum = _checksum(fixed, self._buffer.data[FIXED_BYTES : self._end])
-        self._buffer[len(fixed) : FIXED_BYTES] = np.frombuffer(_CHECKSUM.pack(checksum), np.uint8)
+        self._buffer.data[len(fixed) : FIXED_BYTES] = _CHECKSUM.pack(checksum)
         return self._end
 
-    def _append(self, data: Bytes) -> None:
-        end = self._end + data.size
+    def _append(self, data: bytes | memoryview) -> None:
+        end = self._end + len(data)
         if end > self._buffer.size:
             raise CodecError(f"a buffer of {self._buffer.size} bytes is too small", code="codec.buffer")
-        self._buffer[self._end : end] = data
+        # A plain copy: assigning to an array would give up the interpreter lock, and get it back when others like.
+        self._buffer.data[self._end : end] = data
         self._end = end
 
 

@@ -1,12 +1,13 @@
 """The quantise stage over one stack of planes: symbols and side data, and back.
 
-A stack is `[planes, tokens, heads, head_dim]`. Side data are flat bytes; of 16-bit scales all low bytes come first, so
-that the predictable high bytes stand together.
+A stack is `[planes, tokens, heads, head_dim]`. Side data are flat bytes; 16-bit scales are two such arrays, low bytes
+and high bytes, because only the high ones are predictable.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,7 +65,7 @@ class ChannelLevels(StackQuantiser):
         """See the base class."""
         grouped = self._grouped(x, first_token)
         symbols, step, offset = levels.quantise(grouped, self.symbol_levels, dim=2)
-        return QuantisedStack(self._ungrouped(symbols, x, first_token), (split_bytes(step), split_bytes(offset)))
+        return QuantisedStack(self._ungrouped(symbols, x, first_token), (*split_bytes(step), *split_bytes(offset)))
 
     def bound(self, x: Tensor, first_token: int) -> Tensor:
         """See the base class."""
@@ -80,8 +81,8 @@ class ChannelLevels(StackQuantiser):
         if before or after:
             symbols = torch.nn.functional.pad(symbols, (0, 0, 0, 0, before, after))
         shape = (planes, -1, 1, self._channels)
-        step = join_bytes(quantised.side[0], torch.bfloat16).view(shape)
-        offset = join_bytes(quantised.side[1], torch.int16).view(shape)
+        step = join_bytes(quantised.side[:2], torch.bfloat16).view(shape)
+        offset = join_bytes(quantised.side[2:], torch.int16).view(shape)
         grouped = symbols.reshape(planes, -1, self._group, self._channels)
         return self._ungrouped(levels.dequantise(grouped, step, offset), symbols[:, :tokens], first_token)
 
@@ -89,7 +90,7 @@ class ChannelLevels(StackQuantiser):
         """See the base class."""
         before, after = self._missing(tokens, first_token)
         groups = (before + tokens + after) // self._group
-        return (2 * planes * groups * self._channels,) * 2
+        return (planes * groups * self._channels,) * 4
 
     def _grouped(self, x: Tensor, first_token: int) -> Tensor:
         """`[planes, groups, tokens per group, channels]`."""
@@ -125,7 +126,7 @@ class TokenLevels(StackQuantiser):
         """See the base class."""
         grouped = x.reshape(*x.shape[:2], -1, self._group)
         symbols, step, offset = levels.quantise(grouped, self.symbol_levels, dim=3)
-        return QuantisedStack(symbols.view(x.shape), (split_bytes(step), split_bytes(offset)))
+        return QuantisedStack(symbols.view(x.shape), (*split_bytes(step), *split_bytes(offset)))
 
     def bound(self, x: Tensor, first_token: int) -> Tensor:
         """See the base class."""
@@ -136,13 +137,13 @@ class TokenLevels(StackQuantiser):
         """See the base class."""
         symbols = quantised.symbols
         grouped = symbols.reshape(*symbols.shape[:2], -1, self._group)
-        step = join_bytes(quantised.side[0], torch.bfloat16).view(*grouped.shape[:3], 1)
-        offset = join_bytes(quantised.side[1], torch.int16).view(*grouped.shape[:3], 1)
+        step = join_bytes(quantised.side[:2], torch.bfloat16).view(*grouped.shape[:3], 1)
+        offset = join_bytes(quantised.side[2:], torch.int16).view(*grouped.shape[:3], 1)
         return levels.dequantise(grouped, step, offset).view(symbols.shape)
 
     def side_sizes(self, planes: int, tokens: int, first_token: int) -> tuple[int, ...]:
         """See the base class."""
-        return (2 * planes * tokens * self._plane.heads * self._plane.head_dim // self._group,) * 2
+        return (planes * tokens * self._plane.heads * self._plane.head_dim // self._group,) * 4
 
 
 class Fp8E4m3(StackQuantiser):
@@ -156,7 +157,7 @@ class Fp8E4m3(StackQuantiser):
     def encode(self, x: Tensor, first_token: int) -> QuantisedStack:
         """See the base class."""
         codes, scale = fp8.quantise(x)
-        return QuantisedStack(codes, (split_bytes(scale),))
+        return QuantisedStack(codes, split_bytes(scale))
 
     def bound(self, x: Tensor, first_token: int) -> Tensor:
         """See the base class."""
@@ -165,12 +166,12 @@ class Fp8E4m3(StackQuantiser):
     def decode(self, quantised: QuantisedStack, first_token: int) -> Tensor:
         """See the base class."""
         codes = quantised.symbols
-        scale = join_bytes(quantised.side[0], torch.bfloat16).view(*codes.shape[:3], 1)
+        scale = join_bytes(quantised.side[:2], torch.bfloat16).view(*codes.shape[:3], 1)
         return fp8.dequantise(codes.contiguous(), scale)
 
     def side_sizes(self, planes: int, tokens: int, first_token: int) -> tuple[int, ...]:
         """See the base class."""
-        return (2 * planes * tokens * self._plane.heads,)
+        return (planes * tokens * self._plane.heads,) * 2
 
 
 class Nvfp4(StackQuantiser):
@@ -184,7 +185,7 @@ class Nvfp4(StackQuantiser):
     def encode(self, x: Tensor, first_token: int) -> QuantisedStack:
         """See the base class."""
         codes, block_scale, outer = nvfp4.quantise(x)
-        return QuantisedStack(codes, (flat_bytes(block_scale), split_bytes(outer)))
+        return QuantisedStack(codes, (*split_bytes(outer), flat_bytes(block_scale)))
 
     def bound(self, x: Tensor, first_token: int) -> Tensor:
         """See the base class."""
@@ -195,12 +196,14 @@ class Nvfp4(StackQuantiser):
     def decode(self, quantised: QuantisedStack, first_token: int) -> Tensor:
         """See the base class."""
         codes = quantised.symbols
-        block_scale = quantised.side[0].view(*codes.shape[:3], self._blocks)
-        return nvfp4.dequantise(codes, block_scale, join_bytes(quantised.side[1], torch.bfloat16).view(codes.shape[:2]))
+        block_scale = quantised.side[2].view(*codes.shape[:3], self._blocks)
+        return nvfp4.dequantise(
+            codes, block_scale, join_bytes(quantised.side[:2], torch.bfloat16).view(codes.shape[:2])
+        )
 
     def side_sizes(self, planes: int, tokens: int, first_token: int) -> tuple[int, ...]:
         """See the base class."""
-        return planes * tokens * self._plane.heads * self._blocks, 2 * planes * tokens
+        return planes * tokens, planes * tokens, planes * tokens * self._plane.heads * self._blocks
 
     @property
     def _blocks(self) -> int:
@@ -221,11 +224,12 @@ def quantiser_for(plane: Plane, parameters: CodecParameters) -> StackQuantiser:
             raise AssertionError("a lossless configuration has no quantiser")
 
 
-def split_bytes(values: Tensor) -> Tensor:
-    """Bytes of 16-bit elements: all low bytes, then all high bytes."""
-    return flat_bytes(values).view(-1, 2).t().reshape(-1)
+def split_bytes(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Low and high bytes of 16-bit elements, flat."""
+    pairs = flat_bytes(values).view(-1, 2)
+    return pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
 
 
-def join_bytes(data: Tensor, dtype: torch.dtype) -> Tensor:
+def join_bytes(halves: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Undo `split_bytes`: a flat tensor of a 16-bit `dtype`."""
-    return flat_bytes(data.view(2, -1).t()).view(dtype)
+    return flat_bytes(torch.stack(list(halves), dim=1)).view(dtype)

@@ -50,7 +50,7 @@ class Stage(ABC):
 
     @abstractmethod
     def decode(self, sections: Sequence[Bytes], chunk: ChunkPlanes, first_token: int) -> None:
-        """Write the stack into the chunk. Sections have the sizes that were announced."""
+        """Write the stack into the chunk. Sections have the sizes that were announced, and may be read-only."""
 
     def bound(self, x: Tensor, first_token: int) -> Tensor:
         """Largest error of each element of the float32 stack `x`: none, unless a stage says otherwise."""

@@ -56,6 +56,23 @@ typedef struct {
     float smallest_scale;
 } kv_float_format;
 
+/* Side data of 16 bits: low and high bytes apart, because only the high ones are predictable. */
+typedef struct {
+    uint8_t *low, *high;
+} kv_halves;
+
+static inline void put_half(kv_halves h, int64_t i, uint32_t x) {
+    h.low[i] = (uint8_t)x;
+    h.high[i] = (uint8_t)(x >> 8);
+}
+
+static inline uint32_t get_half(kv_halves h, int64_t i) { return h.low[i] | (uint32_t)h.high[i] << 8; }
+
+static inline kv_halves advanced(kv_halves h, int64_t n) {
+    kv_halves result = {h.low + n, h.high + n};
+    return result;
+}
+
 static inline uint32_t bits_of(float x) {
     uint32_t u;
     memcpy(&u, &x, 4);
@@ -201,8 +218,7 @@ static inline uint8_t symbol(float x, float zero, float inverse_step, float last
 /* One head of one group of tokens: work is [count][n]. low and high are scratch of n. */
 static void quantise_channels(
     const kv_levels *c, const float *restrict work, int64_t count, int64_t n, float *restrict low,
-    float *restrict high, uint8_t *restrict symbols, int64_t symbol_stride, uint16_t *restrict steps,
-    int16_t *restrict offsets) {
+    float *restrict high, uint8_t *restrict symbols, int64_t symbol_stride, kv_halves steps, kv_halves offsets) {
     memcpy(low, work, (size_t)n * 4);
     memcpy(high, work, (size_t)n * 4);
     for (int64_t t = 1; t < count; t++)
@@ -214,8 +230,8 @@ static void quantise_channels(
     for (int64_t i = 0; i < n; i++) {
         float step, offset;
         grid(c, low[i], high[i], &step, &offset);
-        steps[i] = (uint16_t)(bits_of(step) >> 16);
-        offsets[i] = (int16_t)(int32_t)offset;
+        put_half(steps, i, bits_of(step) >> 16);
+        put_half(offsets, i, (uint32_t)(int32_t)offset);
         low[i] = offset * (step / FRACTION);
         high[i] = 1.0f / step;
     }
@@ -226,8 +242,8 @@ static void quantise_channels(
 }
 
 static void quantise_group(
-    const kv_levels *c, const float *restrict x, int64_t n, uint8_t *restrict symbols, uint16_t *step_out,
-    int16_t *offset_out) {
+    const kv_levels *c, const float *restrict x, int64_t n, uint8_t *restrict symbols, kv_halves step_out,
+    kv_halves offset_out) {
     float low = x[0], high = x[0], step, offset;
 #pragma omp simd reduction(min : low) reduction(max : high)
     for (int64_t i = 0; i < n; i++) {
@@ -235,8 +251,8 @@ static void quantise_group(
         high = x[i] > high ? x[i] : high;
     }
     grid(c, low, high, &step, &offset);
-    *step_out = (uint16_t)(bits_of(step) >> 16);
-    *offset_out = (int16_t)(int32_t)offset;
+    put_half(step_out, 0, bits_of(step) >> 16);
+    put_half(offset_out, 0, (uint32_t)(int32_t)offset);
     float zero = offset * (step / FRACTION), inverse_step = 1.0f / step, last = (float)(c->levels - 1);
     for (int64_t i = 0; i < n; i++) symbols[i] = symbol(x[i], zero, inverse_step, last);
 }
@@ -294,7 +310,9 @@ static int64_t tokens_until_boundary(const kv_levels *c, int64_t token) {
 /* packed [planes, ceil(tokens / per_byte), channels]; steps and offsets [planes, groups, channels] on the channel axis,
  * [planes, tokens, groups] on the token axis. */
 int kv_levels_encode(
-    const kv_planes *p, const kv_levels *c, uint8_t *packed, uint16_t *steps, int16_t *offsets) {
+    const kv_planes *p, const kv_levels *c, uint8_t *packed, uint8_t *step_lows, uint8_t *step_highs,
+    uint8_t *offset_lows, uint8_t *offset_highs) {
+    kv_halves steps = {step_lows, step_highs}, offsets = {offset_lows, offset_highs};
     int64_t n = p->head_dim, channels = p->heads * n, rows = (p->tokens + c->per_byte - 1) / c->per_byte;
     int64_t span = c->channel_axis ? (c->group < p->tokens ? c->group : p->tokens) : 1;
     uint8_t *symbols;
@@ -316,15 +334,19 @@ int kv_levels_encode(
                 uint8_t *target = symbols + t * channels + head * n;
                 if (c->channel_axis) {
                     quantise_channels(
-                        c, work, count, n, low, high, target, channels, steps + head * n, offsets + head * n);
+                        c, work, count, n, low, high, target, channels, advanced(steps, head * n),
+                        advanced(offsets, head * n));
                 } else {
-                    for (int64_t g = 0; g < n; g += c->group)
-                        quantise_group(c, work + g, c->group, target + g, steps++, offsets++);
+                    for (int64_t g = 0; g < n; g += c->group) {
+                        quantise_group(c, work + g, c->group, target + g, steps, offsets);
+                        steps = advanced(steps, 1);
+                        offsets = advanced(offsets, 1);
+                    }
                 }
             }
             if (c->channel_axis) {
-                steps += channels;
-                offsets += channels;
+                steps = advanced(steps, channels);
+                offsets = advanced(offsets, channels);
             }
         }
         if (status == DONE) pack(symbols, p->tokens, channels, c->levels, c->per_byte, packed + plane * rows * channels);
@@ -340,7 +362,9 @@ static inline void dequantise(
 }
 
 int kv_levels_decode(
-    const kv_planes *p, const kv_levels *c, const uint8_t *packed, const uint16_t *steps, const int16_t *offsets) {
+    const kv_planes *p, const kv_levels *c, const uint8_t *packed, uint8_t *step_lows, uint8_t *step_highs,
+    uint8_t *offset_lows, uint8_t *offset_highs) {
+    kv_halves steps = {step_lows, step_highs}, offsets = {offset_lows, offset_highs};
     int64_t n = p->head_dim, channels = p->heads * n, rows = (p->tokens + c->per_byte - 1) / c->per_byte;
     uint8_t *symbols;
     float *work = scratch(3 * channels, (p->tokens + 1) * channels, &symbols);
@@ -356,18 +380,21 @@ int kv_levels_decode(
                 if (left == 0) {
                     left = tokens_until_boundary(c, t);
                     for (int64_t i = 0; i < channels; i++) {
-                        row_steps[i] = float_of((uint32_t)steps[i] << 16) / FRACTION;
-                        row_offsets[i] = (float)offsets[i];
+                        row_steps[i] = float_of(get_half(steps, i) << 16) / FRACTION;
+                        row_offsets[i] = (float)(int16_t)get_half(offsets, i);
                     }
-                    steps += channels;
-                    offsets += channels;
+                    steps = advanced(steps, channels);
+                    offsets = advanced(offsets, channels);
                 }
                 left--;
                 dequantise(symbols + t * channels, row_offsets, row_steps, channels, work);
             } else {
                 const uint8_t *row = symbols + t * channels;
-                for (int64_t g = 0; g < channels; g += c->group, steps++, offsets++) {
-                    float step = float_of((uint32_t)*steps << 16) / FRACTION, offset = (float)*offsets;
+                for (int64_t g = 0; g < channels; g += c->group) {
+                    float step = float_of(get_half(steps, 0) << 16) / FRACTION;
+                    float offset = (float)(int16_t)get_half(offsets, 0);
+                    steps = advanced(steps, 1);
+                    offsets = advanced(offsets, 1);
                     for (int64_t i = g; i < g + c->group; i++)
                         work[i] = ((float)row[i] * FRACTION + offset) * step;
                 }
@@ -420,15 +447,17 @@ static inline float peak_of(const float *restrict x, int64_t n) {
 }
 
 /* A bfloat16 scale that covers a peak; its bits go to the side data. */
-static float scale_of_peak(const kv_float_format *c, float peak, uint16_t *bits) {
+static float scale_of_peak(const kv_float_format *c, float peak, kv_halves out) {
     float raised = peak * c->scale_per_peak;
+    uint16_t bits;
     raised = raised > c->smallest_scale ? raised : c->smallest_scale;
-    store((const float *)&raised, BFLOAT16, 1, (char *)bits);
-    return float_of((uint32_t)*bits << 16);
+    store(&raised, BFLOAT16, 1, (char *)&bits);
+    put_half(out, 0, bits);
+    return float_of((uint32_t)bits << 16);
 }
 
 static void quantise_fp8(
-    const kv_float_format *c, const float *restrict x, int64_t n, uint8_t *restrict codes, uint16_t *scale) {
+    const kv_float_format *c, const float *restrict x, int64_t n, uint8_t *restrict codes, kv_halves scale) {
     float s = scale_of_peak(c, peak_of(x, n), scale);
     for (int64_t i = 0; i < n; i++) codes[i] = to_e4m3(clamp(x[i] / s, -E4M3_LARGEST, E4M3_LARGEST));
 }
@@ -456,7 +485,9 @@ static void quantise_fp4(
 /* packed as in kv_levels_encode; scales [planes, tokens, heads] for FP8, [planes, tokens] for NVFP4, whose block scales
  * are [planes, tokens, heads, blocks]. */
 int kv_float_encode(
-    const kv_planes *p, const kv_float_format *c, uint8_t *packed, uint16_t *scales, uint8_t *block_scales) {
+    const kv_planes *p, const kv_float_format *c, uint8_t *packed, uint8_t *scale_lows, uint8_t *scale_highs,
+    uint8_t *block_scales) {
+    kv_halves scales = {scale_lows, scale_highs};
     int64_t n = p->head_dim, channels = p->heads * n, rows = (p->tokens + c->per_byte - 1) / c->per_byte;
     int64_t blocks = (n + FP4_BLOCK - 1) / FP4_BLOCK;
     uint8_t *symbols;
@@ -468,13 +499,18 @@ int kv_float_encode(
             if (load(row_of(p, plane, t), p->dtype, channels, work) >= LARGEST_INPUT_BITS) status = NOT_EXPRESSIBLE;
             rotate(work, channels, &c->rotation);
             uint8_t *target = symbols + t * channels;
-            float outer = c->is_nvfp4 ? scale_of_peak(c, peak_of(work, channels), scales++) : 0.0f;
+            float outer = 0.0f;
+            if (c->is_nvfp4) {
+                outer = scale_of_peak(c, peak_of(work, channels), scales);
+                scales = advanced(scales, 1);
+            }
             for (int64_t h = 0; h < p->heads; h++) {
                 if (c->is_nvfp4) {
                     quantise_fp4(c, work + h * n, n, outer, target + h * n, block_scales);
                     block_scales += blocks;
                 } else {
-                    quantise_fp8(c, work + h * n, n, target + h * n, scales++);
+                    quantise_fp8(c, work + h * n, n, target + h * n, scales);
+                    scales = advanced(scales, 1);
                 }
             }
         }
@@ -485,8 +521,9 @@ int kv_float_encode(
 }
 
 int kv_float_decode(
-    const kv_planes *p, const kv_float_format *c, const uint8_t *packed, const uint16_t *scales,
+    const kv_planes *p, const kv_float_format *c, const uint8_t *packed, uint8_t *scale_lows, uint8_t *scale_highs,
     const uint8_t *block_scales) {
+    kv_halves scales = {scale_lows, scale_highs};
     int64_t n = p->head_dim, channels = p->heads * n, rows = (p->tokens + c->per_byte - 1) / c->per_byte;
     uint8_t *symbols;
     float *work = scratch(channels, (p->tokens + 1) * channels, &symbols);
@@ -497,10 +534,15 @@ int kv_float_decode(
             symbols + p->tokens * channels);
         for (int64_t t = 0; t < p->tokens; t++) {
             const uint8_t *row = symbols + t * channels;
-            float outer = c->is_nvfp4 ? float_of((uint32_t)*scales++ << 16) : 0.0f;
+            float outer = 0.0f;
+            if (c->is_nvfp4) {
+                outer = float_of(get_half(scales, 0) << 16);
+                scales = advanced(scales, 1);
+            }
             for (int64_t h = 0; h < p->heads; h++) {
                 if (!c->is_nvfp4) {
-                    float scale = float_of((uint32_t)*scales++ << 16);
+                    float scale = float_of(get_half(scales, 0) << 16);
+                    scales = advanced(scales, 1);
                     for (int64_t i = h * n; i < (h + 1) * n; i++) work[i] = c->e4m3_values[row[i]] * scale;
                     continue;
                 }

@@ -106,10 +106,10 @@ def load_library() -> ctypes.CDLL | None:
         return None
     planes, pointer = ctypes.POINTER(PlanesStruct), ctypes.c_void_p
     levels, float_format = ctypes.POINTER(LevelsStruct), ctypes.POINTER(FloatFormatStruct)
-    library.kv_levels_encode.argtypes = (planes, levels, pointer, pointer, pointer)
-    library.kv_levels_decode.argtypes = (planes, levels, pointer, pointer, pointer)
-    library.kv_float_encode.argtypes = (planes, float_format, pointer, pointer, pointer)
-    library.kv_float_decode.argtypes = (planes, float_format, pointer, pointer, pointer)
+    library.kv_levels_encode.argtypes = (planes, levels, *(pointer,) * 5)
+    library.kv_levels_decode.argtypes = (planes, levels, *(pointer,) * 5)
+    library.kv_float_encode.argtypes = (planes, float_format, *(pointer,) * 4)
+    library.kv_float_decode.argtypes = (planes, float_format, *(pointer,) * 4)
     library.kv_split_bfloat16.argtypes = (planes, pointer, pointer)
     library.kv_join_bfloat16.argtypes = (planes, pointer, pointer)
     library.kv_split_bfloat16.restype = None
@@ -143,14 +143,15 @@ def _built(compiler: str) -> Path:
 
 
 def _cache_folder() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "controld" / "kvcodec"
     try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = base / "controld" / "kvcodec"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if _is_ours(folder) and os.access(folder, os.W_OK):
             return folder
-    except OSError as error:
-        _LOG.info("no cache for compiled kernels at %s: %s", folder, error)
+    except (OSError, RuntimeError) as error:
+        # RuntimeError: a service user without a home.
+        _LOG.info("no lasting cache for compiled kernels: %s", error)
     return Path(tempfile.mkdtemp(prefix="controld-kvcodec-"))
 
 

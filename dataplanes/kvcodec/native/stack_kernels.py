@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -93,17 +92,15 @@ class LevelsKernel(StackKernel):
         self, planes: Sequence[Tensor], rows: Tensor | None, first_token: int, sizes: Sequence[int]
     ) -> list[Bytes] | None:
         """See the base class."""
-        packed = np.empty(sizes[0], np.uint8)
-        steps, offsets = np.empty(sizes[1] // 2, np.uint16), np.empty(sizes[2] // 2, np.int16)
-        status = _call(_library().kv_levels_encode, planes, rows, self._struct(first_token), packed, steps, offsets)
-        return [packed, _split_pairs(steps), _split_pairs(offsets)] if status is Status.DONE else None
+        sections = [np.empty(size, np.uint8) for size in sizes]
+        status = _call(_library().kv_levels_encode, planes, rows, self._struct(first_token), *sections)
+        return sections if status is Status.DONE else None
 
     def decode(
         self, sections: Sequence[Bytes], planes: Sequence[Tensor], rows: Tensor | None, first_token: int
     ) -> None:
         """See the base class."""
-        packed, steps, offsets = sections[0], _join_pairs(sections[1]), _join_pairs(sections[2])
-        _call(_library().kv_levels_decode, planes, rows, self._struct(first_token), packed, steps, offsets)
+        _call(_library().kv_levels_decode, planes, rows, self._struct(first_token), *sections)
 
     def _struct(self, first_token: int) -> LevelsStruct:
         return LevelsStruct(rotation=self._rotation, first_token=first_token, **self._fields)
@@ -131,20 +128,19 @@ class FloatFormatKernel(StackKernel):
         self, planes: Sequence[Tensor], rows: Tensor | None, first_token: int, sizes: Sequence[int]
     ) -> list[Bytes] | None:
         """See the base class."""
-        packed, scales = np.empty(sizes[0], np.uint8), np.empty(sizes[-1] // 2, np.uint16)
-        block_scales = np.empty(sizes[1] if self._is_nvfp4 else 0, np.uint8)
-        status = _call(_library().kv_float_encode, planes, rows, self._struct, packed, scales, block_scales)
-        if status is not Status.DONE:
-            return None
-        return [packed, block_scales, _split_pairs(scales)] if self._is_nvfp4 else [packed, _split_pairs(scales)]
+        sections = [np.empty(size, np.uint8) for size in sizes]
+        status = _call(_library().kv_float_encode, planes, rows, self._struct, *self._arguments(sections))
+        return sections if status is Status.DONE else None
 
     def decode(
         self, sections: Sequence[Bytes], planes: Sequence[Tensor], rows: Tensor | None, first_token: int
     ) -> None:
         """See the base class."""
-        # FP8 has no block scales, and its kernel does not look at them.
-        packed, block_scales, scales = sections[0], sections[1], _join_pairs(sections[-1])
-        _call(_library().kv_float_decode, planes, rows, self._struct, packed, scales, block_scales)
+        _call(_library().kv_float_decode, planes, rows, self._struct, *self._arguments(sections))
+
+    def _arguments(self, sections: Sequence[Bytes]) -> tuple[Bytes, ...]:
+        """Codes, low and high bytes of scales, block scales: of which FP8 has none, and its kernel does not look."""
+        return sections[0], sections[1], sections[2], sections[3 if self._is_nvfp4 else 0]
 
 
 def split_bfloat16(planes: Sequence[Tensor], rows: Tensor | None) -> tuple[Bytes, Bytes]:
@@ -193,7 +189,7 @@ def _call(
     planes: Sequence[Tensor],
     rows: Tensor | None,
     struct: ctypes.Structure,
-    *arrays: NDArray[Any],
+    *arrays: Bytes,
 ) -> Status:
     argument = _PlanesArgument(planes, rows)
     addresses = (array.ctypes.data for array in arrays)
@@ -201,15 +197,6 @@ def _call(
     if status is Status.NO_MEMORY:
         raise MemoryError("no memory for a codec kernel's scratch")
     return status
-
-
-def _split_pairs(values: NDArray[np.uint16] | NDArray[np.int16]) -> Bytes:
-    """All low bytes, then all high bytes, which are predictable."""
-    return np.ascontiguousarray(values.view(np.uint8).reshape(-1, 2).T).reshape(-1)
-
-
-def _join_pairs(data: Bytes) -> Bytes:
-    return np.ascontiguousarray(data.reshape(2, -1).T).reshape(-1)
 
 
 def _has_whole_tokens(plane: Tensor) -> bool:
