@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import os
 import socket
@@ -30,6 +31,8 @@ from dataplanes.sglang import cpu_support
 from dataplanes.sglang.pd.faults import Faults
 from dataplanes.sglang.pd.plane import PdPlane
 from dataplanes.sglang.pd.requests import RequestFacts
+
+pytestmark = pytest.mark.slow  # importing SGLang takes most of it
 
 LAYERS, HEADS, HEAD_DIM, PAGE_TOKENS, PAGES = 19, 2, 32, 16, 256
 TOKEN_BYTES = 2 * LAYERS * HEADS * HEAD_DIM * 2
@@ -141,14 +144,17 @@ class FixedAgent:
     """Draws what it is told and keeps what it hears."""
 
     def __init__(self) -> None:
+        self.attached_event = threading.Event()
+        self.reason = ""
+        self.forget()
+
+    def forget(self) -> None:
         self.arm = Arm(RAW)
         self.effects: list[Effect] = []
         self.counts: dict[str, int] = {}
         self.wire: list[dict[str, Any]] = []
         self.backlog: list[int] = []
         self.draws: list[dict[str, Any]] = []
-        self.attached_event = threading.Event()
-        self.reason = ""
 
     def use(self, configuration: Configuration | None) -> None:
         self.arm = Arm(RAW) if configuration is None else Arm(configuration.config_id, configuration)
@@ -191,7 +197,7 @@ class FixedAgent:
 class Side:
     """One server's pool and manager."""
 
-    def __init__(self, rig: Rig, role: str, *, with_plane: bool, faults: Faults | None = None, **changes: Any) -> None:
+    def __init__(self, rig: Rig, role: str, *, with_plane: bool, **changes: Any) -> None:
         from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager
         from sglang.srt.disaggregation.utils import DisaggregationMode
 
@@ -208,11 +214,9 @@ class Side:
                 self.engine = engine
 
         def make_plane(args: Any, mode: Any, server_args: Any, is_mla: bool) -> PdPlane:
-            plane = PdPlane(
+            return PdPlane(
                 args, role=mode.value, server_args=server_args, is_mla=is_mla, address="unused", agent=self.agent
             )
-            plane._faults = faults or Faults()
-            return plane
 
         self.manager_class = build_manager_class(Stock, make_plane) if with_plane else Stock
         self.manager: Any = self.manager_class(
@@ -276,6 +280,28 @@ class Rig:
             side.manager.teardown()
         self.bootstrap.close()
         self.stack.close()
+
+    def reset(self) -> None:
+        """Undo what a test did."""
+        for side in (self.prefill, self.decode):
+            side.agent.forget()
+            side.engine.batches.clear()
+            side.engine.fail_writes = 0
+        self.prefill.manager.failed_sessions.clear()
+        self.prefill.manager.session_failures.clear()
+        self.prefill.manager.controld_plane._shelf._ready.clear()
+        self.prefill.manager.controld_plane._shelf._asked.clear()
+        self.damage(Faults())
+        self.fill()
+
+    def damage(self, faults: Faults) -> None:
+        """Have the receiver spoil what it receives."""
+        self.change_receiver(faults=faults)
+
+    def change_receiver(self, **changes: Any) -> None:
+        """Exchange parts of the receiver."""
+        receiver = self.decode.manager.controld_plane.receiver
+        receiver._parts = dataclasses.replace(receiver._parts, **changes)
 
     def fill(self, seed: int = 1) -> None:
         """New KV everywhere: random in the prefill pool, sevens in the decode pool."""
@@ -352,22 +378,33 @@ def wait_until(condition: Callable[[], Any], what: str) -> None:
         time.sleep(0.002)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def make_rig(sglang: None, model_folder: Path) -> Iterator[Callable[..., Rig]]:
     rigs: list[Rig] = []
 
-    def make(*, decode_plane: bool = True, faults: Faults | None = None, **changes: Any) -> Rig:
+    def make(*, decode_plane: bool = True, **changes: Any) -> Rig:
         rig = Rig(model_folder)
         rigs.append(rig)
         rig.prefill = Side(rig, "prefill", with_plane=True, **changes)
-        rig.decode = Side(rig, "decode", with_plane=decode_plane, faults=faults, **changes)
+        rig.decode = Side(rig, "decode", with_plane=decode_plane, **changes)
         rig.fill()
         return rig
 
     yield make
-    for rig in rigs:
+    for rig in reversed(rigs):
         rig.close()
-    rigs.clear()
+
+
+@pytest.fixture(scope="module")
+def ordinary_rig(make_rig: Callable[..., Rig]) -> Rig:
+    return make_rig()
+
+
+@pytest.fixture
+def rig(ordinary_rig: Rig) -> Iterator[Rig]:
+    """A rig as new: raw is drawn, nothing is damaged, nobody has told anything."""
+    yield ordinary_rig
+    ordinary_rig.reset()
 
 
 def coded(rig: Rig, configuration: Configuration = LEVELS) -> None:
@@ -383,8 +420,7 @@ def assert_close(got: torch.Tensor, sent: torch.Tensor) -> None:
     assert not torch.equal(got, sent)
 
 
-def test_a_coded_transfer_arrives_within_the_codec_s_error(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
+def test_a_coded_transfer_arrives_within_the_codec_s_error(rig: Rig) -> None:
     coded(rig)
     source, target, tokens = list(range(3, 63)), list(range(100, 160)), 60 * PAGE_TOKENS - 5
 
@@ -404,8 +440,7 @@ def test_a_coded_transfer_arrives_within_the_codec_s_error(make_rig: Callable[..
     assert rig.prefill.agent.backlog == []
 
 
-def test_the_receiver_reports_its_half_under_the_same_id(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
+def test_the_receiver_reports_its_half_under_the_same_id(rig: Rig) -> None:
     coded(rig)
     assert rig.succeeded([1, 2], [3, 4], 20)
 
@@ -427,8 +462,7 @@ def test_the_receiver_reports_its_half_under_the_same_id(make_rig: Callable[...,
     assert ours.decode_s == pytest.approx(theirs.decode_s)
 
 
-def test_one_chunk_and_seven_chunks_decode_to_equal_bytes(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
+def test_one_chunk_and_seven_chunks_decode_to_equal_bytes(rig: Rig) -> None:
     coded(rig)
     source, tokens = list(range(10, 24)), 14 * PAGE_TOKENS
     assert rig.succeeded(source, list(range(50, 64)), tokens)
@@ -438,8 +472,7 @@ def test_one_chunk_and_seven_chunks_decode_to_equal_bytes(make_rig: Callable[...
     assert rig.effect(2).chunks == 7
 
 
-def test_a_lossless_codec_is_bit_exact(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
+def test_a_lossless_codec_is_bit_exact(rig: Rig) -> None:
     coded(rig, LOSSLESS)
     assert rig.succeeded([5, 9, 7], [1, 3, 2], 3 * PAGE_TOKENS)
     assert torch.equal(rig.got([1, 3, 2], 3 * PAGE_TOKENS), rig.sent([5, 9, 7], 3 * PAGE_TOKENS))
@@ -447,9 +480,8 @@ def test_a_lossless_codec_is_bit_exact(make_rig: Callable[..., Rig]) -> None:
 
 
 @pytest.mark.parametrize("arm", [None, LEVELS], ids=["raw", "coded"])
-def test_fully_fragmented_pages(make_rig: Callable[..., Rig], arm: Configuration | None) -> None:
+def test_fully_fragmented_pages(rig: Rig, arm: Configuration | None) -> None:
     """60 scattered pages are 2,280 descriptors, more than Mooncake takes at once."""
-    rig = make_rig()
     if arm is not None:
         coded(rig, arm)
     source, target = list(range(0, 120, 2)), list(range(241, 120, -2))[:60]
@@ -464,8 +496,7 @@ def test_fully_fragmented_pages(make_rig: Callable[..., Rig], arm: Configuration
 
 
 @pytest.mark.parametrize("arm", [None, LEVELS], ids=["raw", "coded"])
-def test_one_token(make_rig: Callable[..., Rig], arm: Configuration | None) -> None:
-    rig = make_rig()
+def test_one_token(rig: Rig, arm: Configuration | None) -> None:
     if arm is not None:
         coded(rig, arm)
     assert rig.succeeded([4], [8], 1)
@@ -473,8 +504,7 @@ def test_one_token(make_rig: Callable[..., Rig], arm: Configuration | None) -> N
     assert rig.effect().tokens == 1
 
 
-def test_garbage_behind_the_last_token_does_not_spoil_the_scales(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
+def test_garbage_behind_the_last_token_does_not_spoil_the_scales(rig: Rig) -> None:
     coded(rig)
     rig.prefill.pool[:, 6 * PAGE_TOKENS + 3 : 7 * PAGE_TOKENS] = float("inf")
     assert rig.succeeded([5, 6], [1, 2], PAGE_TOKENS + 3)
@@ -482,17 +512,15 @@ def test_garbage_behind_the_last_token_does_not_spoil_the_scales(make_rig: Calla
     assert rig.effect().wire_bytes < 0.6 * rig.effect().raw_bytes
 
 
-def test_no_pages_at_all(make_rig: Callable[..., Rig]) -> None:
+def test_no_pages_at_all(rig: Rig) -> None:
     """The receiver has the whole prefix: only SGLang's metadata is sent, and nothing is drawn."""
-    rig = make_rig()
     coded(rig)
     assert rig.succeeded([], [], 0)
     wait_until(lambda: rig.prefill.agent.backlog == [], "the offer is withdrawn")
     assert rig.prefill.agent.effects == []
 
 
-def test_a_raw_arm_is_sglang_s_own_path(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
+def test_a_raw_arm_is_sglang_s_own_path(rig: Rig) -> None:
     assert rig.succeeded([1, 2, 3], [7, 8, 9], 40)
     assert torch.equal(rig.got([7, 8, 9], 40), rig.sent([1, 2, 3], 40))
     effect = rig.effect()
@@ -512,8 +540,8 @@ def test_a_peer_without_the_plane_is_served_raw(make_rig: Callable[..., Rig]) ->
     assert rig.prefill.agent.counts["pd.raw.peer_without_plane"] == 1
 
 
-def test_a_flipped_byte_is_refused_and_sent_raw_once(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(faults=Faults(flip_byte_in_frame=2))
+def test_a_flipped_byte_is_refused_and_sent_raw_once(rig: Rig) -> None:
+    rig.damage(Faults(flip_byte_in_frame=2))
     coded(rig)
     source, target, tokens = list(range(60)), list(range(60, 120)), 60 * PAGE_TOKENS
     started_s = time.monotonic()
@@ -535,17 +563,16 @@ def test_a_flipped_byte_is_refused_and_sent_raw_once(make_rig: Callable[..., Rig
     assert rig.effect(2).path is EffectPath.CODED
 
 
-def test_a_decoder_that_returns_zeros_is_seen(make_rig: Callable[..., Rig]) -> None:
+def test_a_decoder_that_returns_zeros_is_seen(rig: Rig) -> None:
     """What the end-to-end checks above would say of a broken decoder."""
-    rig = make_rig(faults=Faults(zero_decode=True))
+    rig.damage(Faults(zero_decode=True))
     coded(rig)
     assert rig.succeeded([1, 2], [3, 4], 30)
     with pytest.raises(AssertionError):
         assert_close(rig.got([3, 4], 30), rig.sent([1, 2], 30))
 
 
-def test_an_exception_in_the_encoder_goes_raw(make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = make_rig()
+def test_an_exception_in_the_encoder_goes_raw(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     coded(rig)
     real, calls = KVCodec.encode_into, []
 
@@ -564,8 +591,7 @@ def test_an_exception_in_the_encoder_goes_raw(make_rig: Callable[..., Rig], monk
     assert rig.prefill.agent.counts["pd.exception"] == 1
 
 
-def test_a_failed_engine_write_goes_raw(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
+def test_a_failed_engine_write_goes_raw(rig: Rig) -> None:
     coded(rig)
     rig.prefill.engine.fail_writes = 1
     assert rig.succeeded([1, 2], [3, 4], 32)
@@ -574,16 +600,14 @@ def test_a_failed_engine_write_goes_raw(make_rig: Callable[..., Rig]) -> None:
     assert not rig.prefill.manager.failed_sessions, "SGLang must not hear of a fault that raw overcame"
 
 
-def test_the_request_fails_only_if_raw_fails_too(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
+def test_the_request_fails_only_if_raw_fails_too(rig: Rig) -> None:
     coded(rig)
     rig.prefill.engine.fail_writes = 1000
     assert not rig.succeeded([1, 2], [3, 4], 32)
     assert (rig.effect().path, rig.effect().verdict) == (EffectPath.FAILED, Verdict.ERROR)
 
 
-def test_a_table_change_does_not_touch_a_begun_transfer(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
+def test_a_table_change_does_not_touch_a_begun_transfer(rig: Rig) -> None:
     coded(rig)
     rig.succeeded([0], [0], 1)
 
@@ -598,8 +622,7 @@ def test_a_table_change_does_not_touch_a_begun_transfer(make_rig: Callable[..., 
     assert rig.prefill.agent.draws[1]["raw_bytes"] == 8 * PAGE_TOKENS * TOKEN_BYTES
 
 
-def test_a_codec_that_is_not_ready_is_made_ready_beside_a_raw_transfer(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
+def test_a_codec_that_is_not_ready_is_made_ready_beside_a_raw_transfer(rig: Rig) -> None:
     rig.prefill.agent.use(LEVELS)
     assert rig.succeeded([1], [2], 16)
     assert rig.effect().reason == "codec_not_ready"
@@ -609,8 +632,7 @@ def test_a_codec_that_is_not_ready_is_made_ready_beside_a_raw_transfer(make_rig:
     assert rig.effect(2).path is EffectPath.CODED
 
 
-def test_infinities_are_carried_unchanged(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
+def test_infinities_are_carried_unchanged(rig: Rig) -> None:
     coded(rig)
     rig.prefill.pool[3, 5 * PAGE_TOKENS + 1, 0, 0] = float("inf")
     assert rig.succeeded([5, 6], [1, 2], 32)
@@ -625,16 +647,11 @@ def test_a_pool_that_is_compressed_already_is_left_alone(make_rig: Callable[...,
     assert torch.equal(rig.got([3, 4], 32), rig.sent([1, 2], 32))
 
 
-def test_a_receiver_that_gave_the_room_up_gets_nothing_written(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
+def test_a_receiver_that_gave_the_room_up_gets_nothing_written(rig: Rig) -> None:
     coded(rig)
-    rig.decode.manager.controld_plane.receiver._parts = _with_dead_rooms(rig)
+    awaited = rig.decode.manager.controld_plane.receiver._parts.room_is_alive
+    rig.change_receiver(room_is_alive=lambda room: False)
     rig.transfer([1, 2], [3, 4], 32)
     assert torch.all(rig.got([3, 4], 32) == 7)
     assert (rig.effect().path, rig.effect().reason) == (EffectPath.FAILED, "nack:room_gone")
-
-
-def _with_dead_rooms(rig: Rig) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(rig.decode.manager.controld_plane.receiver._parts, room_is_alive=lambda room: False)
+    rig.change_receiver(room_is_alive=awaited)
