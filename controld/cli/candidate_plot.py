@@ -57,7 +57,8 @@ def _coder_colours(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 def _plot_loss_and_ratio(axes: Any, rows: list[dict[str, Any]]) -> None:
     for code, colour in _coder_colours(rows).items():
-        for on_front in (False, True):
+        label: str | None = code
+        for on_front in (True, False):
             chosen = [r for r in rows if r["configuration"].get("code", "") == code and bool(r["pareto"]) is on_front]
             if not chosen:
                 continue
@@ -71,8 +72,9 @@ def _plot_loss_and_ratio(axes: Any, rows: list[dict[str, Any]]) -> None:
                 markersize=5,
                 capsize=3,
                 linewidth=1,
-                label=code if on_front else None,
+                label=label,
             )
+            label = None
     best: dict[str, dict[str, Any]] = {}
     for row in rows:
         held = best.get(row["lossy_id"])
@@ -87,6 +89,7 @@ def _plot_loss_and_ratio(axes: Any, rows: list[dict[str, Any]]) -> None:
             fontsize=7,
         )
     axes.set_yscale("log")
+    axes.margins(x=0.15)
     axes.set_xlabel("ratio (raw bytes / wire bytes)")
     axes.set_ylabel("loss (nats per token) at the worst prompt length, +- standard error")
     axes.grid(visible=True, which="both", alpha=0.2)

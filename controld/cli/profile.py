@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from controld.cli.admin_client import AdminClient
+from controld.cli.admin_client import AdminClient, AdminError
 from controld.cli.command import print_json
 from controld.cli.configuration_label import configuration_label
 
@@ -115,7 +115,12 @@ def _states(client: AdminClient, study: dict[str, Any]) -> Iterator[dict[str, An
         if study["state"] != "running":
             return
         time.sleep(_POLL_S)
-        study = client.get(f"/v1/studies/{study['id']}")
+        try:
+            study = client.get(f"/v1/studies/{study['id']}")
+        except AdminError as error:
+            # The daemon was killed in the middle of an answer; the next call waits for the one that follows it.
+            if error.code != "admin.broken":
+                raise
 
 
 def _watch_live(console: Console, states: Iterator[dict[str, Any]]) -> dict[str, Any]:

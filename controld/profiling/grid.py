@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -118,31 +118,38 @@ def curated_grid(space: StrategySpace, size: GridSize = GridSize.FULL) -> tuple[
 def nearest(space: StrategySpace, wish: Mapping[str, Value]) -> Configuration | None:
     """The lossy part of the space that is nearest to a wish; None where it lacks a category that was wished for.
 
-    Ordered numbers move to the value with the smallest ratio. What the wish leaves open takes the first category or the
-    middle number.
+    Ordered numbers move to the value with the smallest ratio that no rule of the space forbids, later parameters first.
+    What the wish leaves open takes the first category or the middle number.
     """
-    values: dict[str, Value] = {}
-    for parameter in space.parameters:
-        if not parameter.lossy or not space.is_active(parameter.name, values):
-            continue
-        value = _choose(parameter, wish.get(parameter.name))
-        if value is None:
-            return None
-        values[parameter.name] = value
-    part = Configuration(values)
-    return part if space.coders(part) else None
+    lossy = [parameter for parameter in space.parameters if parameter.lossy]
+    return next(itertools.islice(_by_distance(space, lossy, wish, {}), 1), None)
 
 
-def _choose(parameter: Parameter, wanted: Value | None) -> Value | None:
+def _by_distance(
+    space: StrategySpace, left: Sequence[Parameter], wish: Mapping[str, Value], values: dict[str, Value]
+) -> Iterator[Configuration]:
+    if not left:
+        part = Configuration(values)
+        if space.coders(part):
+            yield part
+        return
+    parameter, rest = left[0], left[1:]
+    if not space.is_active(parameter.name, values):
+        yield from _by_distance(space, rest, wish, values)
+        return
+    for value in _choices(parameter, wish.get(parameter.name)):
+        yield from _by_distance(space, rest, wish, {**values, parameter.name: value})
+
+
+def _choices(parameter: Parameter, wanted: Value | None) -> list[Value]:
+    """What a parameter may become, the nearest first; only the very value where it is a category."""
     if wanted is None:
-        return parameter.values[len(parameter.values) // 2 if parameter.ordered else 0]
-    if wanted in parameter.values:
-        return wanted
+        wanted = parameter.values[len(parameter.values) // 2 if parameter.ordered else 0]
     numbers = [value for value in parameter.values if not isinstance(value, str | bool) and value > 0]
     if not parameter.ordered or not numbers or isinstance(wanted, str | bool) or wanted <= 0:
-        return None
+        return [wanted] if wanted in parameter.values else []
     target = math.log(wanted)
-    return min(numbers, key=lambda number: abs(math.log(number) - target))
+    return sorted(numbers, key=lambda number: abs(math.log(float(number)) - target))
 
 
 def _spread(space: StrategySpace) -> list[Configuration]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controld.contract.configuration import Configuration
-from controld.contract.space import Parameter, StrategySpace
+from controld.contract.space import Forbidden, Parameter, StrategySpace
 from controld.profiling.grid import GridSize, curated_grid, nearest
 
 
@@ -54,3 +54,17 @@ def test_a_space_of_another_kind_gets_a_spread_of_its_own() -> None:
     assert len(points) == 12
     assert points[0].lossy == Configuration({"precision": "p0"})
     assert points[-1].lossy == Configuration({"precision": "p39"})
+
+
+def test_a_forbidden_neighbour_is_passed_over() -> None:
+    space = StrategySpace(
+        parameters=(
+            Parameter(name="quantise", values=("levels",)),
+            Parameter(name="value_axis", values=("channel", "token")),
+            Parameter(name="value_group", values=(16, 32, 64), ordered=True),
+            Parameter(name="code", values=("entropy",), lossy=False),
+        ),
+        forbidden=(Forbidden(values={"value_axis": ("token",), "value_group": (64,)}, reason="heads of 32"),),
+    )
+    wish = {"quantise": "levels", "value_axis": "token", "value_group": 64}
+    assert nearest(space, wish) == Configuration({"quantise": "levels", "value_axis": "token", "value_group": 32})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import os
 import sys
@@ -53,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if (options.once is None) != (options.out is None):
         parser.error("--once and --out go together")
+    # Codecs run native code: a crash should leave the place where it happened in the log.
+    faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         # torch and transformers take seconds to import: bad arguments are refused before that.

@@ -1,0 +1,162 @@
+"""Profiles of a running daemon as a table, as JSON and as a plot; studies that cannot begin say why."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controld.candidates.profile import Profile, StageTime
+from controld.cli.configuration_label import configuration_label
+from controld.cli.main import main
+from controld.config import load_config
+from controld.contract.configuration import Configuration
+from controld.store.records import ProfileKey, ProfileRecord
+from controld.store.sqlite import SqliteStore
+
+LEVELS: dict[str, Any] = {
+    "transform": "hadamard",
+    "quantise": "levels",
+    "key_levels": 12,
+    "key_axis": "channel",
+    "key_group": 64,
+    "value_levels": 6,
+    "value_axis": "token",
+    "value_group": 32,
+    "code": "entropy",
+}
+LOSSLESS = {"transform": "none", "quantise": "none", "code": "entropy"}
+WORSE = {**LEVELS, "code": "zstd"}
+
+
+def profile(values: dict[str, Any], loss: float, ratio: float, seconds_per_byte: float) -> Profile:
+    return Profile(
+        configuration=Configuration(values),
+        workload="general",
+        model_fingerprint="f" * 64,
+        loss_mean_nats=loss,
+        loss_se_nats=loss / 10,
+        loss_samples=8,
+        worst_prompt_tokens=2048,
+        ratio=ratio,
+        encode=StageTime(0.0, seconds_per_byte),
+        decode=StageTime(0.0, seconds_per_byte / 2),
+        median_transfer_bytes=20e6,
+        sender_hardware="cpu/2/1",
+        receiver_hardware="cpu/2/1",
+        measured_unix_s=1_700_000_000.0,
+        corpus="texts#1",
+        provenance="study s, trial 001",
+    )
+
+
+PROFILES = (
+    profile(LOSSLESS, 0.0, 1.5, 2e-9),
+    profile(LEVELS, 0.015, 5.0, 4e-9),
+    profile(WORSE, 0.015, 4.9, 9e-9),
+)
+
+
+async def store_profiles(state_dir: Path) -> None:
+    store = await SqliteStore.open(state_dir)
+    await store.profiles.upsert(
+        [
+            ProfileRecord(
+                key=ProfileKey(
+                    model_fingerprint=one.model_fingerprint,
+                    workload=one.workload,
+                    config_id=one.arm_id,
+                    sender_hardware=one.sender_hardware,
+                    receiver_hardware=one.receiver_hardware,
+                ),
+                document=one.to_json(),
+                updated_unix_s=one.measured_unix_s,
+            )
+            for one in PROFILES
+        ]
+    )
+    await store.close()
+
+
+@pytest.fixture
+def daemon(config_file: Path) -> Iterator[None]:
+    asyncio.run(store_profiles(load_config(config_file).state_dir))
+    command = [sys.executable, "-m", "controld.cli.main", "serve", "--config", str(config_file)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert main(["reload", "--wait", "--timeout", "30"]) == 0
+    yield
+    process.terminate()
+    process.wait(20)
+
+
+def test_the_table_shows_quality_bytes_and_speed(
+    daemon: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    capsys.readouterr()
+    assert main(["candidates", "--workload", "general"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if "had K12/c64 V6/t32 entropy" in line]
+    assert "0.01500 +- 0.00150" in row
+    assert "8@2048" in row and " 5.00 " in row and " 250 " in row and " 500 " in row and " * " in row
+    (beaten,) = [line for line in lines if "had K12/c64 V6/t32 zstd" in line]
+    assert " * " not in beaten
+
+
+def test_filters_and_json_agree(daemon: None, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*options: str) -> set[str]:
+        capsys.readouterr()
+        assert main(["candidates", "--json", *options]) == 0
+        return {row["config_id"] for row in json.loads(capsys.readouterr().out)}
+
+    ids = [one.arm_id for one in PROFILES]
+    assert shown() == set(ids)
+    assert shown("--pareto") == set(ids[:2])
+    # The upper bound counts, not the mean: 0.015 + 1.9 x 0.0015 is above 0.016.
+    assert shown("--max-loss", "0.016") == {ids[0]}
+    assert shown("--max-loss", "0.018") == set(ids)
+    assert shown("--workload", "dialogue") == set()
+
+
+def test_plots_are_whole_files(daemon: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, image = tmp_path / "front.html", tmp_path / "front.png"
+    assert main(["candidates", "--plot", str(page)]) == 0
+    assert main(["candidates", "--plot", str(image)]) == 0
+    assert image.read_bytes().startswith(b"\x89PNG")
+    text = page.read_text()
+    assert "data:image/png;base64," in text
+    assert text.count("<tr>") == 1 + len(PROFILES)
+    capsys.readouterr()
+    assert main(["candidates", "--plot", str(tmp_path / "front.gif")]) == 1
+    assert ".html" in capsys.readouterr().err
+
+
+def test_a_study_without_a_worker_is_refused_with_the_way_out(daemon: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "--grid", "--quick"]) == 1
+    assert "dataplanes.sglang.profiler" in capsys.readouterr().err
+    assert main(["profile", "--follow", "nope"]) == 1
+    assert "no study nope" in capsys.readouterr().err
+    assert main(["profile", "--list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "label"),
+    [
+        (LEVELS, "had K12/c64 V6/t32 entropy"),
+        ({**LEVELS, "transform": "none", "code": "bitpack"}, "K12/c64 V6/t32 bitpack"),
+        (LOSSLESS, "lossless entropy"),
+        ({"transform": "none", "quantise": "nvfp4", "code": "zstd"}, "nvfp4 zstd"),
+        ({"transform": "hadamard", "quantise": "nvfp4"}, "had nvfp4"),
+        ({**LEVELS, "hadamard_seed": 5}, "had K12/c64 V6/t32 hadamard_seed=5 entropy"),
+        ({"precision": "fp8", "steps": 4}, "fp8 steps=4"),
+    ],
+)
+def test_a_label_is_short_and_loses_no_knob(values: dict[str, Any], label: str) -> None:
+    assert configuration_label(values) == label
