@@ -14,12 +14,16 @@ from typing import Any, Final
 
 _log = logging.getLogger(__name__)
 
+# Spelt here so that a server that nobody steers imports nothing of ours.
+_ADDRESS_VARIABLE: Final = "CONTROLD_ADDRESS"
 _KV_CLASS: Final = "sglang.srt.disaggregation.utils.get_kv_class"
 _CREATE_SENDER: Final = "sglang.srt.disaggregation.prefill.PrefillBootstrapQueue.create_sender"
 
 
 def register() -> None:
     """Register the hooks; called by SGLang."""
+    if not os.environ.get(_ADDRESS_VARIABLE):
+        return
     from dataplanes.agent import address_from_environment
 
     address = address_from_environment(os.environ)

@@ -52,9 +52,14 @@ class FixedDaemon:
 
     def __init__(self, folder: Path) -> None:
         self.address = f"unix://{folder / 'fleet.sock'}"
+        self._folder = folder
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Serve; what was told to an earlier process is forgotten, what it stored is not."""
         script = Path(__file__).with_name("fixed_daemon.py")
         self._process = subprocess.Popen(
-            [sys.executable, str(script), str(folder), self.address],
+            [sys.executable, str(script), str(self._folder), self.address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -62,8 +67,10 @@ class FixedDaemon:
         assert self._answer() == "ready"
 
     def stop(self) -> None:
-        """Say goodbye to the agents and end the process."""
-        self._process.communicate(timeout=self.PATIENCE_S)
+        """Say goodbye to the agents and end the process, if there is one."""
+        if self._process is not None:
+            self._process.communicate(timeout=self.PATIENCE_S)
+            self._process = None
 
     def publish(self, choice: Mapping[str, Configuration | None]) -> int:
         """Publish one arm for each service class (None is raw); a class `x` is matched by the extra key `class=x`."""
@@ -118,27 +125,21 @@ class FixedDaemon:
         return [effect for effect in self.effects() if effect.half is half]
 
     def _ask(self, request: dict[str, Any]) -> Any:
-        assert self._process.stdin is not None
+        assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return self._answer()
 
     def _answer(self) -> Any:
-        assert self._process.stdout is not None
+        assert self._process is not None and self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"the fixed daemon ended with status {self._process.wait()}"
         return json.loads(line)
 
 
 @pytest.fixture(scope="module")
-def start_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], FixedDaemon]]:
-    """A function that starts a fixed daemon; all of them are stopped at the end of the module."""
-    started: list[FixedDaemon] = []
-
-    def start() -> FixedDaemon:
-        started.append(FixedDaemon(tmp_path_factory.mktemp("daemon")))
-        return started[-1]
-
-    yield start
-    for daemon in started:
-        daemon.stop()
+def fixed_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FixedDaemon]:
+    """A fixed daemon that is not started yet; it is stopped at the end of the module."""
+    daemon = FixedDaemon(tmp_path_factory.mktemp("daemon"))
+    yield daemon
+    daemon.stop()

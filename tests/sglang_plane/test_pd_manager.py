@@ -565,7 +565,7 @@ def test_a_flipped_byte_is_refused_and_sent_raw_once(rig: Rig) -> None:
 
 def test_a_decoder_that_returns_zeros_is_seen(rig: Rig) -> None:
     """What the end-to-end checks above would say of a broken decoder."""
-    rig.damage(Faults(zero_decode=True))
+    rig.damage(Faults(zero_decode_from_frame=1))
     coded(rig)
     assert rig.succeeded([1, 2], [3, 4], 30)
     with pytest.raises(AssertionError):

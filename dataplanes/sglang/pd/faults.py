@@ -1,7 +1,8 @@
 """Damage on purpose: how a test on the real pair shows that damage is found.
 
-`CONTROLD_PD_FAULT` is read once, in the receiver: `flip_byte:N` flips one byte of the N-th frame in its staging slot,
-`zero_decode` makes every decoded plane zero behind the checks.
+`CONTROLD_PD_FAULT` is read once, in the receiver, and may name several faults, separated by commas: `flip_byte:N` flips
+one byte of the N-th frame in its staging slot, `zero_decode:N` makes what is decoded from the N-th frame on zero,
+behind all checks.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ class Faults:
 
     Args:
         flip_byte_in_frame: number of the frame to flip a byte in, from 1; 0 for none.
-        zero_decode: whether decoded planes become zero.
+        zero_decode_from_frame: number of the first frame whose planes become zero; 0 for none.
     """
 
-    def __init__(self, *, flip_byte_in_frame: int = 0, zero_decode: bool = False) -> None:
+    def __init__(self, *, flip_byte_in_frame: int = 0, zero_decode_from_frame: int = 0) -> None:
         self._flip_byte_in_frame = flip_byte_in_frame
-        self._zero_decode = zero_decode
+        self._zero_decode_from_frame = zero_decode_from_frame
         self._frames = 0
 
     @classmethod
@@ -41,13 +42,14 @@ class Faults:
         text = environment.get(FAULT_VARIABLE, "")
         if not text:
             return cls()
+        numbers = {"flip_byte": 0, "zero_decode": 0}
+        for fault in text.split(","):
+            name, _, number = fault.partition(":")
+            if name not in numbers or not number.isdigit():
+                raise FieldError(FAULT_VARIABLE, f"{fault!r} is no fault", hint="flip_byte:N or zero_decode:N")
+            numbers[name] = int(number)
         _log.warning("%s=%s: this server damages KV on purpose", FAULT_VARIABLE, text)
-        kind, _, number = text.partition(":")
-        if kind == "flip_byte" and number.isdigit():
-            return cls(flip_byte_in_frame=int(number))
-        if text == "zero_decode":
-            return cls(zero_decode=True)
-        raise FieldError(FAULT_VARIABLE, f"{text!r} is no fault", hint="flip_byte:N or zero_decode")
+        return cls(flip_byte_in_frame=numbers["flip_byte"], zero_decode_from_frame=numbers["zero_decode"])
 
     def spoil_staging(self, frame: Tensor) -> None:
         """Called once for each frame that has arrived."""
@@ -57,6 +59,6 @@ class Faults:
 
     def spoil_decoded(self, planes: Tensor | Sequence[Tensor]) -> None:
         """Called once for each decoded frame."""
-        if self._zero_decode:
+        if 0 < self._zero_decode_from_frame <= self._frames:
             for plane in planes:
                 plane.zero_()
