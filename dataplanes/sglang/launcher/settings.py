@@ -143,7 +143,9 @@ def server_command(settings: ServerSettings, role: Role, *, host: str, port: int
     command += ["--chunked-prefill-size", str(settings.chunked_prefill_tokens)]
     command += ["--max-prefill-tokens", str(max(settings.chunked_prefill_tokens, settings.context_tokens))]
     command += ["--dtype", settings.compute_dtype, "--kv-cache-dtype", settings.kv_dtype]
-    command += ["--mem-fraction-static", "0.1", "--random-seed", "0", "--grammar-backend", "none"]
+    # The pool's size is fixed above. The fraction only decides when SGLang refuses to start for lack of memory, and what
+    # it compares is the whole machine's, so that neighbours count against a small one.
+    command += ["--mem-fraction-static", "0.9", "--random-seed", "0", "--grammar-backend", "none"]
     command += ["--enable-metrics", "--enable-cache-report", "--admin-api-key", ADMIN_KEY, "--sleep-on-idle"]
     if cpu_support.needed():
         command += ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
