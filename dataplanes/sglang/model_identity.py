@@ -31,6 +31,7 @@ class ModelIdentity:
         layers: decoder layers, each with one key and one value plane.
         kv_heads, head_dim: shape of a token's keys (and values) in one layer.
         kv_dtype: element type of the KV cache, by torch's name.
+        latent_dim: width of the one latent that stands for keys and values (MLA); 0 where there is none.
     """
 
     name: str
@@ -39,11 +40,13 @@ class ModelIdentity:
     kv_heads: int
     head_dim: int
     kv_dtype: str
+    latent_dim: int = 0
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Raw bytes of one token's KV over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * BYTES_PER_ELEMENT[self.kv_dtype]
+        layer_elements = self.latent_dim or 2 * self.kv_heads * self.head_dim
+        return self.layers * layer_elements * BYTES_PER_ELEMENT[self.kv_dtype]
 
 
 def fingerprint_model(folder: Path) -> str:
@@ -89,6 +92,9 @@ def identify_model(folder: Path, *, kv_dtype: str = "auto") -> ModelIdentity:
         head_dim = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
         layers = int(config["num_hidden_layers"])
         kv_heads = int(config.get("num_key_value_heads") or heads)
+        latent_dim = int(config.get("kv_lora_rank") or 0)
+        if latent_dim:
+            latent_dim += int(config.get("qk_rope_head_dim") or 0)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelFolderError(
             f"{folder / 'config.json'}: no attention shape: {error!r}", code="model.unsupported"
@@ -105,6 +111,7 @@ def identify_model(folder: Path, *, kv_dtype: str = "auto") -> ModelIdentity:
         kv_heads=kv_heads,
         head_dim=head_dim,
         kv_dtype=dtype,
+        latent_dim=latent_dim,
     )
 
 

@@ -58,6 +58,11 @@ def test_a_text_model_inside_another_is_found(tmp_path: Path) -> None:
     assert identify_model(write_model(tmp_path / "vl", config=nested)).head_dim == 128
 
 
+def test_a_latent_counts_once_for_keys_and_values(tmp_path: Path) -> None:
+    config = {**CONFIG, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    assert identify_model(write_model(tmp_path / "mla", config=config)).kv_bytes_per_token == 30 * 576 * 2
+
+
 @pytest.mark.parametrize(
     "damage", ["no config", "no weights", "short header", "absurd length", "no heads", "bad dtype"]
 )

@@ -22,7 +22,13 @@ Frames = Sequence[torch.Tensor]
 
 
 def layout_of(model: ModelIdentity, *, page_tokens: int = 1) -> KVLayout:
-    """The planes of one rank that holds the whole model, in the order in which SGLang lists them."""
+    """The planes of one rank that holds the whole model, in the order in which SGLang lists them.
+
+    Raises:
+        CodecError: the model keeps latents, which the evaluation here cannot replace.
+    """
+    if model.latent_dim:
+        raise CodecError("models with latent KV are not profiled yet", code="codec.layout")
     return KVLayout.keys_then_values(
         layers=model.layers,
         heads=model.kv_heads,
