@@ -62,6 +62,7 @@ class SglangClient:
         extra_key: str | None = None,
         priority: int | None = None,
         ignore_eos: bool = True,
+        request_id: str | None = None,
     ) -> Generation:
         """Complete a prompt greedily, streaming.
 
@@ -71,6 +72,7 @@ class SglangClient:
             extra_key: names the service class (`class=chat`); SGLang also keys its prefix cache by it.
             priority: names the service class by number.
             ignore_eos: go on after the end token.
+            request_id: name of the request in both servers; each makes up its own where none is given.
 
         Raises:
             GenerationError: the server refused, the stream broke or ended early.
@@ -84,6 +86,8 @@ class SglangClient:
             body["extra_key"] = extra_key
         if priority is not None:
             body["priority"] = priority
+        if request_id is not None:
+            body["rid"] = request_id
         payload = json.dumps(body)
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         started_s = time.perf_counter()
