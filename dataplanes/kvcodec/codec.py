@@ -42,7 +42,7 @@ from dataplanes.kvcodec.frame import (
 from dataplanes.kvcodec.layout import ChunkPlanes, KVLayout, Planes
 from dataplanes.kvcodec.native.library import load_library
 from dataplanes.kvcodec.parameters import parse_parameters
-from dataplanes.kvcodec.stages import RawStage, stage_for
+from dataplanes.kvcodec.stages import LosslessStage, RawStage, Stage, stage_for
 
 Bytes = NDArray[np.uint8]
 Buffer = Tensor | Bytes | bytearray | memoryview | bytes
@@ -60,6 +60,22 @@ class DecodedFrame:
 
     header: FrameHeader
     planes: Planes
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Tokens start .. stop - 1 of a chunk and the stages that code them; the first stands at `first_token`."""
+
+    stages: tuple[Stage, ...]
+    start: int
+    stop: int
+    first_token: int
+
+    @property
+    def section_sizes(self) -> list[int]:
+        """Plain bytes of each section, stage by stage."""
+        tokens = self.stop - self.start
+        return [size for stage in self.stages for size in stage.section_sizes(tokens, self.first_token)]
 
 
 class KVCodec:
@@ -85,6 +101,7 @@ class KVCodec:
             stage_for(stack, dtype, self.parameters, packs=packs, use_native=use_native) for stack in layout.stacks
         )
         self._raw_stages = tuple(RawStage(stack, dtype) for stack in layout.stacks)
+        self._sink_stages = tuple(LosslessStage(stack, dtype, use_native=use_native) for stack in layout.stacks)
 
     @staticmethod
     def compile() -> bool:
@@ -107,17 +124,19 @@ class KVCodec:
             tokens: of the chunk.
             first_token: its position, which decides how many groups it touches; None for the worst.
         """
-        if first_token is None:
-            first_token = self.parameters.group_tokens - 1
         header = FIXED_BYTES + len(self._metadata)
         if tokens == 0:
             return header
-        raw = coded = header
-        for stage, raw_stage in zip(self._stages, self._raw_stages, strict=True):
-            raw += sum(map(section_bytes, raw_stage.section_sizes(tokens, first_token)))
-            sizes = stage.section_sizes(tokens, first_token)
-            coded += sum(section_bytes(self._coder.max_bytes(size)) for size in sizes)
-        return max(raw, coded)
+        if first_token is None:
+            # Most groups: the chunk starts at the last token of one. Most sinks: it starts the request.
+            sinks = min(tokens, self.parameters.sink_tokens)
+            parts = [_Part(self._stages, 0, tokens, self.parameters.group_tokens - 1)]
+            parts += [_Part(self._sink_stages, 0, sinks, 0)] if sinks else []
+        else:
+            parts = self._parts(tokens, first_token)
+        coded = sum(section_bytes(self._coder.max_bytes(size)) for part in parts for size in part.section_sizes)
+        raw = sum(section_bytes(size) for size in _Part(self._raw_stages, 0, tokens, 0).section_sizes)
+        return header + max(raw, coded)
 
     def encode(self, planes: Planes, *, first_token: int, chunk_index: int = 0, chunk_count: int = 1) -> bytes:
         """`encode_into` a buffer of its own."""
@@ -167,7 +186,7 @@ class KVCodec:
             sections = self._code(chunk, first_token)
             if sections is None:
                 is_raw = True
-                sections = [part for stage in self._raw_stages for part in stage.encode(chunk, first_token) or ()]
+                sections = [section for stage in self._raw_stages for section in stage.encode(chunk, first_token) or ()]
             for section in sections:
                 writer.add_section(section)
         return writer.finish(
@@ -188,20 +207,34 @@ class KVCodec:
         """
         bounds = [torch.zeros(plane.shape, dtype=torch.float32, device=plane.device) for plane in planes]
         chunk = self.layout.chunk(planes)
-        if chunk.tokens:
-            for stage in self._stages:
-                bound = stage.bound(chunk.read(stage.stack).float(), first_token)
-                ChunkPlanes(bounds, None).write(bound, stage.stack)
+        for part in self._parts(chunk.tokens, first_token):
+            source, target = (
+                chunk.between(part.start, part.stop),
+                ChunkPlanes(bounds, None).between(part.start, part.stop),
+            )
+            for stage in part.stages:
+                target.write(stage.bound(source.read(stage.stack).float(), part.first_token), stage.stack)
         return bounds
+
+    def _parts(self, tokens: int, first_token: int) -> list[_Part]:
+        """A chunk's sinks, if it has any, and the rest, if there is any."""
+        sinks = min(max(self.parameters.sink_tokens - first_token, 0), tokens)
+        parts = [
+            _Part(self._sink_stages, 0, sinks, first_token),
+            _Part(self._stages, sinks, tokens, first_token + sinks),
+        ]
+        return [part for part in parts if part.start < part.stop]
 
     def _code(self, chunk: ChunkPlanes, first_token: int) -> list[Bytes] | None:
         """All coded sections; None if the planes must be stored raw, or are lossless and not smaller coded."""
         plain: list[Bytes] = []
-        for stage in self._stages:
-            parts = stage.encode(chunk, first_token)
-            if parts is None:
-                return None
-            plain += parts
+        for part in self._parts(chunk.tokens, first_token):
+            tokens = chunk.between(part.start, part.stop)
+            for stage in part.stages:
+                encoded = stage.encode(tokens, part.first_token)
+                if encoded is None:
+                    return None
+                plain += encoded
         sections = self._coder.encode(plain)
         may_grow = self.parameters.is_lossless and self.parameters.code != "none"
         if may_grow and sum(section.size for section in sections) >= self.layout.raw_bytes(chunk.tokens):
@@ -211,15 +244,19 @@ class KVCodec:
     def _decode(self, reader: FrameReader, chunk: ChunkPlanes) -> None:
         """Decode a frame's sections into a chunk; nothing is written before all of them proved to be whole."""
         header = reader.header
-        stages = self._raw_stages if header.is_raw else self._stages
-        coder = STORED if header.is_raw else self._coder
-        sizes = [stage.section_sizes(header.tokens, header.first_token) for stage in stages]
-        every_size = [size for part in sizes for size in part]
-        coded = [reader.next_section() for _ in every_size]
+        parts = self._parts(header.tokens, header.first_token)
+        coder = self._coder
+        if header.is_raw:
+            parts, coder = [_Part(self._raw_stages, 0, header.tokens, header.first_token)], STORED
+        sizes = [size for part in parts for size in part.section_sizes]
+        coded = [reader.next_section() for _ in sizes]
         reader.finish()
-        sections = iter(coder.decode(coded, every_size))
-        for stage, part in zip(stages, sizes, strict=True):
-            stage.decode([next(sections) for _ in part], chunk, header.first_token)
+        sections = iter(coder.decode(coded, sizes))
+        for part in parts:
+            target = chunk.between(part.start, part.stop)
+            for stage in part.stages:
+                count = len(stage.section_sizes(target.tokens, part.first_token))
+                stage.decode([next(sections) for _ in range(count)], target, part.first_token)
 
 
 def decode_frame(

@@ -224,6 +224,16 @@ class ChunkPlanes:
         """Tokens of the chunk."""
         return int(self.planes[0].shape[0] if self.rows is None else self.rows.shape[0])
 
+    def between(self, start: int, stop: int) -> ChunkPlanes:
+        """The tokens start .. stop - 1 of the chunk, where they lie."""
+        if (start, stop) == (0, self.tokens):
+            return self
+        if self.rows is not None:
+            return ChunkPlanes(self.planes, self.rows[start:stop])
+        if isinstance(self.planes, Tensor):
+            return ChunkPlanes(self.planes[:, start:stop], None)
+        return ChunkPlanes([plane[start:stop] for plane in self.planes], None)
+
     def listed(self, stack: Stack) -> list[Tensor]:
         """The planes of a stack as they lie, `rows` not applied."""
         return [self.planes[position] for position in stack.positions]

@@ -12,6 +12,8 @@ from dataplanes.kvcodec.errors import CodecError
 from dataplanes.kvcodec.layout import KVLayout, Plane, PlaneRole
 from dataplanes.numerics import hadamard
 
+MAX_SINK_TOKENS = 1024
+
 
 class Transform(enum.Enum):
     """First stage."""
@@ -58,10 +60,22 @@ class LevelsParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecParameters:
-    """A configuration that was checked against a layout."""
+    """A configuration that was checked against a layout.
+
+    Args:
+        transform: first stage.
+        hadamard_seed: of its random signs.
+        sink_tokens: tokens at the start of a request that are kept bit for bit, outside all groups. Attention leans on
+            the first token far more than on any other, and its values are unlike theirs.
+        quantise: number format of all other tokens.
+        key: levels of keys and latents, where `quantise` is `LEVELS`.
+        value: levels of values.
+        code: name of the lossless coder.
+    """
 
     transform: Transform
     hadamard_seed: int
+    sink_tokens: int
     quantise: Quantise
     key: LevelsParameters | None
     value: LevelsParameters | None
@@ -98,6 +112,9 @@ def parse_parameters(configuration: Configuration, layout: KVLayout) -> CodecPar
     seed = hadamard.DEFAULT_SEED
     if transform is Transform.HADAMARD and "hadamard_seed" in configuration:
         seed = reader.integer("hadamard_seed", 0, 2**63 - 1)
+    sink_tokens = 0
+    if quantise is not Quantise.NONE and "sink_tokens" in configuration:
+        sink_tokens = reader.integer("sink_tokens", 0, MAX_SINK_TOKENS)
     key = value = None
     if quantise is Quantise.LEVELS:
         if layout.roles & {PlaneRole.KEY, PlaneRole.LATENT}:
@@ -109,7 +126,15 @@ def parse_parameters(configuration: Configuration, layout: KVLayout) -> CodecPar
         raise _invalid("transform", "a transform without quantisation would lose bits for nothing")
     if code == "bitpack" and quantise in (Quantise.NONE, Quantise.FP8_E4M3):
         raise _invalid("code", "whole bytes cannot be bit-packed")
-    return CodecParameters(transform=transform, hadamard_seed=seed, quantise=quantise, key=key, value=value, code=code)
+    return CodecParameters(
+        transform=transform,
+        hadamard_seed=seed,
+        sink_tokens=sink_tokens,
+        quantise=quantise,
+        key=key,
+        value=value,
+        code=code,
+    )
 
 
 def _levels(reader: _Reader, part: str, layout: KVLayout, roles: set[PlaneRole]) -> LevelsParameters:

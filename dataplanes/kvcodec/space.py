@@ -16,6 +16,9 @@ LEVELS = (4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 64)
 GROUPS = (16, 32, 64, 128)
 """Group sizes worth trying, in tokens or channels."""
 
+SINK_TOKENS = (0, 1, 4)
+"""How many of a request's first tokens may be kept bit for bit."""
+
 
 def kv_strategy_space(layout: KVLayout) -> StrategySpace:
     """Every configuration that is offered for `layout`; the codec accepts more (other levels, groups and seeds).
@@ -23,11 +26,13 @@ def kv_strategy_space(layout: KVLayout) -> StrategySpace:
     Args:
         layout: decides which parts exist (a latent pool has no values) and which groups fit.
     """
+    lossy_formats = tuple(member.value for member in Quantise if member is not Quantise.NONE)
     parameters = [
         Parameter(name="transform", values=tuple(member.value for member in Transform)),
         Parameter(name="quantise", values=tuple(member.value for member in Quantise)),
+        Parameter(name="sink_tokens", values=SINK_TOKENS, ordered=True),
     ]
-    conditions: list[Condition] = []
+    conditions = [Condition(parameter="sink_tokens", parent="quantise", parent_values=lossy_formats)]
     forbidden = [
         _forbid("a transform without quantisation", quantise=("none",), transform=("hadamard",)),
         _forbid("whole bytes cannot be bit-packed", quantise=("none", "fp8_e4m3"), code=("bitpack",)),

@@ -22,6 +22,7 @@ from dataplanes.kvcodec import (
     Plane,
     PlaneRole,
     decode_frame,
+    peek_header,
 )
 from dataplanes.kvcodec.codec import Planes
 from dataplanes.kvcodec.layout import flat_bytes
@@ -64,6 +65,8 @@ def configurations(draw: st.DrawFn, layout: KVLayout, *, lossy: bool) -> Configu
         "quantise": quantise,
         "code": draw(st.sampled_from(["none", "entropy", "zstd"] + ["bitpack"] * (quantise != "fp8_e4m3"))),
     }
+    if draw(st.booleans()):
+        values["sink_tokens"] = draw(st.sampled_from([0, 1, 4, 30]))
     if quantise == "levels":
         roles = {plane.role for plane in layout.planes}
         for part in ("key", "value"):
@@ -226,6 +229,26 @@ def test_rows_outside_a_pool_are_refused(rows: list[int]) -> None:
     with pytest.raises(FrameError) as caught:
         decode_frame(codec.encode(pool[:, :2], first_token=0), pool, rows=where)
     assert caught.value.reason is FrameErrorReason.SHAPE
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), tokens=st.integers(1, 12), first_token=st.integers(0, 6), seed=st.integers(0, 2**31))
+def test_a_requests_first_tokens_are_kept_and_stretch_no_group(
+    data: st.DataObject, tokens: int, first_token: int, seed: int
+) -> None:
+    layout = data.draw(layouts())
+    values = {**data.draw(configurations(layout, lossy=True)), "sink_tokens": 4}
+    codec = KVCodec(Configuration(values), layout)
+    kept = min(max(4 - first_token, 0), tokens)
+    planes = make_planes(layout, tokens, "normal", seed)
+    calm = decode_frame(codec.encode(planes, first_token=first_token)).planes
+    for plane in planes:
+        plane[:kept] *= 1000
+    frame = codec.encode(planes, first_token=first_token)
+    decoded = decode_frame(frame).planes
+    assert not peek_header(frame).is_raw
+    assert_same_bits([plane[:kept] for plane in decoded], [plane[:kept] for plane in planes])
+    assert_same_bits([plane[kept:] for plane in decoded], [plane[kept:] for plane in calm])
 
 
 @pytest.mark.parametrize("transform", ["none", "hadamard"])

@@ -39,7 +39,9 @@ def test_only_the_coder_is_lossless() -> None:
 
 def test_what_the_space_forbids_the_codec_refuses() -> None:
     space, refused = kv_strategy_space(LAYOUTS[3]), 0
-    advertised = {point.canonical_json for point in space.enumerate()}
+    # Sinks may be left out where a configuration is written by hand.
+    short = [{name: value for name, value in point.items() if name != "sink_tokens"} for point in space.enumerate()]
+    advertised = {Configuration(values).canonical_json for values in short}
     for coder in ("none", "bitpack", "entropy", "zstd"):
         for transform, quantise in itertools.product(("none", "hadamard"), ("none", "fp8_e4m3", "nvfp4")):
             configuration = Configuration({"transform": transform, "quantise": quantise, "code": coder})

@@ -19,6 +19,7 @@ def levels(key: int, value: int) -> dict[str, Any]:
     return {
         "transform": "hadamard",
         "quantise": "levels",
+        "sink_tokens": 0,
         "key_levels": key,
         "key_axis": "channel",
         "key_group": 32,
