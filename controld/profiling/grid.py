@@ -118,7 +118,8 @@ def curated_grid(space: StrategySpace, size: GridSize = GridSize.FULL) -> tuple[
 def nearest(space: StrategySpace, wish: Mapping[str, Value]) -> Configuration | None:
     """The lossy part of the space that is nearest to a wish; None where it lacks a category that was wished for.
 
-    Ordered numbers move to the value with the smallest ratio that no rule of the space forbids, later parameters first.
+    Ordered numbers move to the value that is nearest on a logarithmic scale and that no rule of the space forbids,
+    later parameters first.
     What the wish leaves open takes the first category or the middle number.
     """
     lossy = [parameter for parameter in space.parameters if parameter.lossy]
@@ -145,11 +146,11 @@ def _choices(parameter: Parameter, wanted: Value | None) -> list[Value]:
     """What a parameter may become, the nearest first; only the very value where it is a category."""
     if wanted is None:
         wanted = parameter.values[len(parameter.values) // 2 if parameter.ordered else 0]
-    numbers = [value for value in parameter.values if not isinstance(value, str | bool) and value > 0]
-    if not parameter.ordered or not numbers or isinstance(wanted, str | bool) or wanted <= 0:
+    numbers = [value for value in parameter.values if not isinstance(value, str | bool) and value >= 0]
+    if not parameter.ordered or not numbers or isinstance(wanted, str | bool) or wanted < 0:
         return [wanted] if wanted in parameter.values else []
-    target = math.log(wanted)
-    return sorted(numbers, key=lambda number: abs(math.log(float(number)) - target))
+    target = math.log1p(wanted)
+    return sorted(numbers, key=lambda number: abs(math.log1p(float(number)) - target))
 
 
 def _spread(space: StrategySpace) -> list[Configuration]:

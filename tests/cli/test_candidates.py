@@ -154,6 +154,7 @@ def test_a_study_without_a_worker_is_refused_with_the_way_out(daemon: None, caps
         (LOSSLESS, "lossless entropy"),
         ({"transform": "none", "quantise": "nvfp4", "code": "zstd"}, "nvfp4 zstd"),
         ({"transform": "hadamard", "quantise": "nvfp4"}, "had nvfp4"),
+        ({**LEVELS, "sink_tokens": 4}, "had s4 K12/c64 V6/t32 entropy"),
         ({**LEVELS, "hadamard_seed": 5}, "had K12/c64 V6/t32 hadamard_seed=5 entropy"),
         ({"precision": "fp8", "steps": 4}, "fp8 steps=4"),
     ],

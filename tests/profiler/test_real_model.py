@@ -72,4 +72,4 @@ def test_coarser_levels_lose_more(real_bench: ModelBench) -> None:
 
 
 def test_eight_bits_are_within_a_tight_limit(real_bench: ModelBench) -> None:
-    assert 0 < mean_loss(real_bench, {"transform": "none", "quantise": "fp8_e4m3"}) < 0.01
+    assert 0 < mean_loss(real_bench, {"transform": "none", "quantise": "fp8_e4m3", "sink_tokens": 0}) < 0.01
