@@ -28,9 +28,12 @@ from controld.contract.effect import Path as EffectPath
 from dataplanes.agent import Draw
 from dataplanes.kvcodec import KVCodec
 from dataplanes.sglang import cpu_support
+from dataplanes.sglang.pd import lane
+from dataplanes.sglang.pd import sender as sender_module
 from dataplanes.sglang.pd.faults import Faults
 from dataplanes.sglang.pd.plane import PdPlane
 from dataplanes.sglang.pd.requests import RequestFacts
+from dataplanes.sglang.pd.staging import LoanBook
 
 pytestmark = pytest.mark.slow  # importing SGLang takes most of it
 
@@ -655,3 +658,64 @@ def test_a_receiver_that_gave_the_room_up_gets_nothing_written(rig: Rig) -> None
     assert torch.all(rig.got([3, 4], 32) == 7)
     assert (rig.effect().path, rig.effect().reason) == (EffectPath.FAILED, "nack:room_gone")
     rig.change_receiver(room_is_alive=awaited)
+
+
+def test_a_receiver_without_slots_is_served_raw_at_once(rig: Rig) -> None:
+    coded(rig)
+    assert rig.succeeded([9], [9], 1)
+    lent = rig.decode.manager.controld_plane.receiver._parts.loans
+    rig.change_receiver(loans=LoanBook(slots=0, lease_s=1))
+    peers = rig.prefill.manager.controld_plane._peers
+    peers.drop_grant(rig.decode.engine.session)
+    started_s = time.monotonic()
+    assert rig.succeeded([1, 2], [3, 4], 32)
+    assert rig.succeeded([1, 2], [3, 4], 32)
+    assert time.monotonic() - started_s < 2
+    assert [rig.effect(number).reason for number in (1, 2, 3)] == ["", "no_staging_slots", "no_staging_slots"]
+    rig.change_receiver(loans=lent)
+    peers._peers[rig.decode.engine.session].refused_until_s = float("-inf")
+    assert rig.succeeded([1, 2], [3, 4], 32)
+    assert rig.effect(4).path is EffectPath.CODED
+
+
+def test_a_chunk_that_was_given_up_is_never_scattered(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver stalls; the sender gives up, sends raw, and the late frame changes nothing."""
+    coded(rig)
+    monkeypatch.setattr(lane, "ACK_PATIENCE_S", 0.5)
+    receiver = rig.decode.manager.controld_plane.receiver
+    going_on = threading.Event()
+    real = receiver._await_frame
+
+    def stall(*args: Any) -> None:
+        real(*args)
+        assert going_on.wait(PATIENCE_S)
+
+    monkeypatch.setattr(receiver, "_await_frame", stall)
+    assert rig.succeeded([1, 2], [3, 4], 32)
+    assert rig.effect().reason == "ack_timeout"
+    assert torch.equal(rig.got([3, 4], 32), rig.sent([1, 2], 32))
+    # SGLang has heard of success and may have given the pages to somebody else.
+    rig.decode.pool.fill_(5.0)
+    going_on.set()
+    wait_until(lambda: rig.decode.agent.counts.get("pd.nack.room_gone"), "the late chunk is refused")
+    assert torch.all(rig.decode.pool == 5)
+
+
+def test_an_aborted_request_leaves_nothing_behind(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.disaggregation.base.conn import KVPoll
+
+    coded(rig)
+    monkeypatch.setattr(sender_module, "_SWEEP_AGE_S", -1.0)
+    monkeypatch.setattr(sender_module, "_SWEEP_INTERVAL_S", -1.0)
+
+    def abort() -> None:
+        wait_until(lambda: rig.prefill.agent.draws, "the first chunk is drawn for")
+        rig.prefill.manager.update_status(rig.room, KVPoll.Failed)
+        rig.decode.manager.update_status(rig.room, KVPoll.Failed)
+
+    assert not rig.succeeded(list(range(8)), list(range(8, 16)), 8 * PAGE_TOKENS, chunk_pages=4, between=abort)
+    assert rig.succeeded([1, 2], [3, 4], 32)
+    wait_until(lambda: len(rig.prefill.agent.effects) == 2, "both transfers are reported")
+    assert sorted(effect.reason for effect in rig.prefill.agent.effects) in (["", "aborted"], ["", "nack:room_gone"])
+    assert rig.prefill.agent.backlog == []
+    assert rig.prefill.manager.controld_plane.sender._transfers == {}

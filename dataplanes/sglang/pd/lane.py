@@ -27,6 +27,7 @@ ACK_PATIENCE_S: Final = 30.0
 """Without any progress and with nothing being written for so long, the receiver is given up."""
 
 _WAKE_S: Final = 0.5
+_COUNT_UNKNOWN: Final = 0
 
 
 Write = Callable[[str, int, int, int], int]
@@ -222,8 +223,12 @@ class Lane:
         """End the wire thread once it has written what is queued."""
         self._wire.put(None)
 
-    def send(self, codec: KVCodec, target: Target, pieces: Sequence[Piece]) -> Outcome:
-        """Encode, write and await the receiver's answer for each piece. Pieces that fail are returned, never raised."""
+    def send(self, codec: KVCodec, target: Target, pieces: Sequence[Piece], first_index: int) -> Outcome:
+        """Encode, write and await the receiver's answer for each piece. Pieces that fail are returned, never raised.
+
+        Args:
+            first_index: how many frames of the transfer came before.
+        """
         batch = _Batch(min(self.area.slots, len(target.grant.addresses)), self.clock)
         # Whatever a codec does, what is in flight must be settled before its pages are sent another way.
         with Guarded(self.counting, f"encoding for {target.transfer_id} failed, its pages go raw") as encoding:
@@ -231,7 +236,7 @@ class Lane:
                 slot = batch.take_slot()
                 if slot is None:
                     break
-                self._encode(codec, piece, slot, chunk_index=index, chunk_count=len(pieces))
+                self._encode(codec, piece, slot, chunk_index=first_index + index)
                 if batch.reason:
                     break
                 self._hand_over(batch, piece, slot, target)
@@ -246,13 +251,13 @@ class Lane:
             nacked=batch.nacked,
         )
 
-    def _encode(self, codec: KVCodec, piece: Piece, slot: int, *, chunk_index: int, chunk_count: int) -> None:
+    def _encode(self, codec: KVCodec, piece: Piece, slot: int, *, chunk_index: int) -> None:
         start_s = self.clock.monotonic_s()
         planes = self.scratch.planes(piece.tokens)
         self.pool.gather(piece.source_pages, piece.tokens, planes)
         room = self.area.slot(slot)[: self.area.slot_bytes - MARK_BYTES]
         piece.frame_bytes = codec.encode_into(
-            planes, room, first_token=piece.first_token, chunk_index=chunk_index, chunk_count=chunk_count
+            planes, room, first_token=piece.first_token, chunk_index=chunk_index, chunk_count=_COUNT_UNKNOWN
         )
         self.pool.memory.settle()
         piece.encode_s = self.clock.monotonic_s() - start_s

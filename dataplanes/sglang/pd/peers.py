@@ -16,6 +16,8 @@ Messenger = Callable[[Endpoint, list[bytes]], None]
 
 GRANT_PATIENCE_S: Final = 2.0
 _LEASE_MARGIN: Final = 0.5
+_REFUSAL_S: Final = 5.0
+"""A receiver without slots to lend, or without an answer, is not asked again for so long."""
 
 
 @dataclass(slots=True)
@@ -25,6 +27,7 @@ class _Peer:
     grant: Grant | None = None
     grant_used_s: float = 0.0
     asked_nonce: int | None = None
+    refused_until_s: float = float("-inf")
     changed: threading.Condition = field(default_factory=threading.Condition)
 
 
@@ -63,9 +66,12 @@ class Peers:
         for peer in list(self._peers.values()):
             with peer.changed:
                 if peer.asked_nonce == grant.nonce:
+                    now_s = self._clock.monotonic_s()
                     peer.asked_nonce = None
                     peer.grant = grant
-                    peer.grant_used_s = self._clock.monotonic_s()
+                    peer.grant_used_s = now_s
+                    if not grant.addresses:
+                        peer.refused_until_s = now_s + _REFUSAL_S
                     peer.changed.notify_all()
                     return
 
@@ -76,8 +82,14 @@ class Peers:
             return None
         with peer.changed:
             if not self._is_usable(peer):
-                self._ask(peer)
-                peer.changed.wait_for(lambda: self._is_usable(peer), GRANT_PATIENCE_S)
+                if self._clock.monotonic_s() < peer.refused_until_s:
+                    return None
+                if peer.asked_nonce is None:
+                    self._ask(peer)
+                if not peer.changed.wait_for(lambda: peer.asked_nonce is None, GRANT_PATIENCE_S):
+                    # The answer may be lost; the next transfer after a while asks again.
+                    peer.asked_nonce = None
+                    peer.refused_until_s = self._clock.monotonic_s() + _REFUSAL_S
             if peer.grant is None or not self._is_usable(peer):
                 return None
             peer.grant_used_s = self._clock.monotonic_s()

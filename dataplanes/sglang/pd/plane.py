@@ -18,7 +18,7 @@ from controld.contract.clock import Clock, SystemClock
 from controld.contract.configuration import Configuration
 from controld.contract.errors import ControldError
 from dataplanes.agent import Agent, AgentIdentity
-from dataplanes.kvcodec import KVDtype, KVLayout
+from dataplanes.kvcodec import KVCodec, KVDtype, KVLayout
 from dataplanes.kvcodec.space import kv_strategy_space, validate_configuration
 from dataplanes.sglang.hardware import device_name
 from dataplanes.sglang.model_identity import ModelFolderError, identify_model
@@ -71,6 +71,8 @@ def layout_of(args: Any, *, server_args: Any, is_mla: bool) -> KVLayout:
         "draft_kv": getattr(args, "num_draft_entries", 0) > 0,
         "layout_variant": args.kv_layout is not None,
         "layer_ids": bool(args.kv_layer_ids),
+        "context_parallel": server_args.attn_cp_size > 1,
+        "kv_sharding": server_args.enable_kv_cache_sharding,
     }
     for reason, applies in reasons.items():
         if applies:
@@ -124,7 +126,7 @@ class EngineAccess:
         register: registers memory with the engine: `(address, size)`.
         write: one engine write; returns when the bytes are there.
         message: sends on SGLang's own sockets.
-        room_is_alive: decode only: whether KV is still awaited for a room.
+        room_is_alive: whether SGLang still has a room and has not given it up.
         reply_to: where the manager listens.
     """
 
@@ -184,7 +186,7 @@ class PdPlane:
             self._layout = layout_of(args, server_args=server_args, is_mla=is_mla)
             if server_args.disaggregation_enable_kv_checksum:
                 raise PlaneRefusedError("SGLang's KV checksums are on; coded KV would fail them", code="pd.checksum")
-            if getattr(server_args, "enable_unified_memory", False):
+            if server_args.enable_unified_memory:
                 raise PlaneRefusedError("the unified memory pool is not coded", code="pd.unified_memory")
         except (ControldError, AttributeError, TypeError, ValueError) as error:
             # Whatever SGLang's arguments look like, a server that cannot be coded must still serve.
@@ -231,6 +233,7 @@ class PdPlane:
                     message=access.message,
                     new_lane=lambda: self._new_lane(access, pool, acks),
                     piece_bytes=PIECE_BYTES,
+                    room_is_open=access.room_is_alive,
                 )
             )
         else:
@@ -317,6 +320,8 @@ class PdPlane:
     def _attach(self) -> None:
         assert self._shelf is not None and self._layout is not None
         with Guarded(self.agent, "codecs do not run here; KV goes raw") as warming:
+            if not KVCodec.compile():
+                self.agent.count("pd.codec_without_kernels")
             seen: set[object] = set()
             for configuration in kv_strategy_space(self._layout).enumerate():
                 if configuration["code"] not in seen:

@@ -31,6 +31,8 @@ _Result = TypeVar("_Result")
 
 _MAX_OPEN_TRANSFERS: Final = 10_000
 _LATE_S: Final = 0.002
+_SWEEP_INTERVAL_S: Final = 10.0
+_SWEEP_AGE_S: Final = 30.0
 
 SendRaw = Callable[[Pages, Pages], int]
 """SGLang's own path for these source and target pages; its status."""
@@ -63,6 +65,7 @@ class SenderParts:
         layout, layout_digest: of our pool.
         piece_bytes: raw size of a piece to aim at.
         new_lane: makes a worker's pipeline; called once in each worker thread that needs one.
+        room_is_open: whether SGLang still has a room.
     """
 
     agent: PlaneAgent
@@ -76,12 +79,14 @@ class SenderParts:
     message: Messenger
     new_lane: Callable[[], Lane]
     piece_bytes: int
+    room_is_open: Callable[[int], bool]
 
 
 @dataclass(slots=True)
 class _Offer:
     service_class: str
     raw_bytes: int
+    offered_s: float
     is_begun: bool = False
 
 
@@ -105,6 +110,7 @@ class Sender:
         self._offers: OrderedDict[int, _Offer] = OrderedDict()
         self._lock = threading.Lock()
         self._writes_return_early = False
+        self._swept_s = parts.clock.monotonic_s()
 
     def offered(self, room: int, pages: int) -> None:
         """SGLang queued a chunk of a request; the first one counts for the whole request. Scheduler's thread."""
@@ -121,7 +127,7 @@ class Sender:
         raw_bytes = self._page_bytes(facts.prompt_tokens if facts else pages * self._page_tokens)
         forgotten = None
         with self._lock:
-            self._offers[room] = _Offer(service_class, raw_bytes)
+            self._offers[room] = _Offer(service_class, raw_bytes, parts.clock.monotonic_s())
             if len(self._offers) > _MAX_OPEN_TRANSFERS:
                 _, forgotten = self._offers.popitem(last=False)
         parts.agent.offered(tier=TIER, link_group=LINK_GROUP, raw_bytes=raw_bytes, service_class=service_class)
@@ -133,6 +139,10 @@ class Sender:
         before, self._worker.chunk = self._worker.chunk, chunk
         if before is not None and before.is_last:
             self._guarded(lambda: self._finish_room(before.room))
+        now_s = self._parts.clock.monotonic_s()
+        if now_s - self._swept_s > _SWEEP_INTERVAL_S:
+            self._swept_s = now_s
+            self._guarded(lambda: self._sweep(now_s))
 
     def send(self, session: str, source: Pages, target: Pages, *, refusal: str, send_raw: SendRaw) -> int:
         """One chunk to one receiver.
@@ -248,7 +258,7 @@ class Sender:
         if codec.max_frame_bytes(piece_tokens) + MARK_BYTES > min(lane.area.slot_bytes, where.grant.slot_bytes):
             transfer.fall_back(RawReason.FRAME_TOO_LARGE)
             return pieces
-        outcome = lane.send(codec, where, self._cut(source, target, piece_tokens))
+        outcome = lane.send(codec, where, self._cut(source, target, piece_tokens), transfer.coded_chunks)
         self._account(transfer, outcome)
         return () if transfer.abandoned else outcome.undelivered
 
@@ -308,7 +318,7 @@ class Sender:
             transfer.nacked = transfer.nacked or outcome.nacked
             transfer.fall_back(outcome.reason)
             transfer.abandoned = outcome.reason == f"{RawReason.NACK}:{Refusal.ROOM_GONE}"
-            if not outcome.nacked:
+            if outcome.reason in (RawReason.ACK_TIMEOUT, RawReason.ENGINE_WRITE):
                 self._parts.peers.drop_grant(transfer.session)
 
     def _send_raw(self, transfer: Transfer, left: Sequence[tuple[Pages, Pages]], send_raw: SendRaw) -> int:
@@ -352,6 +362,19 @@ class Sender:
         if offer is not None and not offer.is_begun:
             self._withdraw(offer)
         self._parts.requests.forget(room)
+
+    def _sweep(self, now_s: float) -> None:
+        """Close what SGLang gave up without a last chunk."""
+        with self._lock:
+            old = [room for room, offer in self._offers.items() if now_s - offer.offered_s > _SWEEP_AGE_S]
+        for room in old:
+            if not self._parts.room_is_open(room):
+                with self._lock:
+                    aborted = [transfer for (of_room, _), transfer in self._transfers.items() if of_room == room]
+                for transfer in aborted:
+                    transfer.abandoned = True
+                    transfer.fall_back(RawReason.ABORTED)
+                self._finish_room(room)
 
     def _withdraw(self, offer: _Offer) -> None:
         if not offer.is_begun:

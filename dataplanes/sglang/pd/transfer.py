@@ -14,7 +14,7 @@ LINK_GROUP = "default"
 
 
 class RawReason(enum.StrEnum):
-    """Why a transfer, or what was left of it, took SGLang's own raw path although an arm with a codec was drawn."""
+    """Why a transfer, or what was left of it, took SGLang's own raw path (or none) although a codec was drawn."""
 
     NO_CAPABILITY = "peer_without_plane"
     LAYOUT = "peer_layout_differs"
@@ -28,6 +28,7 @@ class RawReason(enum.StrEnum):
     ACK_TIMEOUT = "ack_timeout"
     NACK = "nack"
     EXCEPTION = "exception"
+    ABORTED = "aborted"
 
 
 @dataclass(frozen=True, slots=True)
