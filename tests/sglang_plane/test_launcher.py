@@ -164,7 +164,7 @@ def test_environment_passes_controld_through_and_names_the_servers_own_address(m
     environment = server_environment(settings, host="198.18.0.2", extra={"B": "2"}, base=base)
     assert environment["CONTROLD_ADDRESS"] == "unix:/run/controld.sock"
     assert environment["SGLANG_HOST_IP"] == "198.18.0.2"
-    assert environment["MC_TRANSFER_TIMEOUT"] == "77"
+    assert environment["MC_TRANSFER_TIMEOUT"] == environment["MC_TCP_STATUS_TIMEOUT_SEC"] == "77"
     assert environment["OMP_NUM_THREADS"] == "1"
     assert (environment["A"], environment["B"]) == ("1", "2")
     # Unacknowledged framing would let a status message overtake the KV.

@@ -143,8 +143,8 @@ def server_command(settings: ServerSettings, role: Role, *, host: str, port: int
     command += ["--chunked-prefill-size", str(settings.chunked_prefill_tokens)]
     command += ["--max-prefill-tokens", str(max(settings.chunked_prefill_tokens, settings.context_tokens))]
     command += ["--dtype", settings.compute_dtype, "--kv-cache-dtype", settings.kv_dtype]
-    # The pool's size is fixed above. The fraction only decides when SGLang refuses to start for lack of memory, and what
-    # it compares is the whole machine's, so that neighbours count against a small one.
+    # The pool's size is fixed above. The fraction only decides when SGLang refuses to start for lack of memory, and
+    # what it compares is the whole machine's, so that neighbours count against a small one.
     command += ["--mem-fraction-static", "0.9", "--random-seed", "0", "--grammar-backend", "none"]
     command += ["--enable-metrics", "--enable-cache-report", "--admin-api-key", ADMIN_KEY, "--sleep-on-idle"]
     if cpu_support.needed():
@@ -181,6 +181,12 @@ def server_environment(
         # A write that Mooncake reports as done has then been applied at the peer, which is what lets a message sent
         # afterwards speak of it. Its older framing ("1") reports at once what still sits in the socket's buffer.
         "MC_TCP_PROTO": "2",
+        # Counts from when the last byte has entered the socket's buffer, of which a slow link drains little a second.
+        "MC_TCP_STATUS_TIMEOUT_SEC": str(settings.transfer_timeout_s),
+        # One write a page and layer, if a prompt's pages lie apart: 1,920 for 2,048 tokens. Mooncake queues 1,024 and
+        # gives the rest one second, which a slow link needs longer than.
+        "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
+        "MC_TCP_ADMISSION_TIMEOUT_MS": "600000",
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         # Waiting worker threads must not spin: codec threads share the cores.
