@@ -44,6 +44,8 @@ FLAG_RAW: Final = 1
 FIXED_BYTES: Final = 64
 MAX_METADATA_BYTES: Final = 1 << 20
 MAX_PLANES: Final = 1 << 16
+MAX_HEADS: Final = 1 << 16
+"""Also the largest head dimension."""
 MAX_RAW_BYTES: Final = 1 << 36
 
 _FIXED = struct.Struct("<4sHHQQQIIIIQ")
@@ -138,8 +140,8 @@ def _read_planes(runs: Any) -> tuple[Plane, ...]:
         if not isinstance(run, list) or len(run) != 4:
             raise ValueError("a run of planes has four fields")
         role, heads, head_dim, count = run
-        if _positive(count) + len(planes) > MAX_PLANES:
-            raise ValueError("too many planes")
+        if _positive(count) + len(planes) > MAX_PLANES or max(_positive(heads), _positive(head_dim)) > MAX_HEADS:
+            raise ValueError("too many planes, or too large ones")
         planes += [Plane(PlaneRole(role), _positive(heads), _positive(head_dim))] * count
     return tuple(planes)
 

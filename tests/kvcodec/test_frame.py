@@ -148,6 +148,7 @@ def _with_metadata(change: Callable[[dict[str, Any]], None]) -> bytes:
         (lambda fields: fields.update(page_tokens=True), FrameErrorReason.METADATA),
         (lambda fields: fields.update(page_tokens=0), FrameErrorReason.METADATA),
         (lambda fields: fields.update(planes=[["key", 1, 8, 1 << 30]]), FrameErrorReason.METADATA),
+        (lambda fields: fields.update(planes=[["key", 1, 1 << 17, 4]]), FrameErrorReason.METADATA),
         (lambda fields: fields.update(planes=[["query", 1, 8, 4]]), FrameErrorReason.METADATA),
         (lambda fields: fields.update(planes=[["key", 1, 8, 4]]), FrameErrorReason.CONFIGURATION),
         (lambda fields: fields.update(planes=[["key", 2, 8, 2], ["value", 1, 8, 2]]), FrameErrorReason.SHAPE),
