@@ -26,6 +26,9 @@ from dataplanes.sglang.pd.transfer import RawReason, WireSpan
 ACK_PATIENCE_S: Final = 30.0
 """Without any progress and with nothing being written for so long, the receiver is given up."""
 
+LATE_S: Final = 0.002
+"""A frame that came so much after its message was not confirmed by the engine."""
+
 _WAKE_S: Final = 0.5
 _COUNT_UNKNOWN: Final = 0
 
@@ -53,6 +56,7 @@ class Piece:
     decode_s: float = 0.0
     late_s: float = 0.0
     write_start_s: float = 0.0
+    write_end_s: float = 0.0
     span: WireSpan | None = None
     delivered: bool = False
 
@@ -181,11 +185,22 @@ class AckBook:
                 piece.delivered = True
                 piece.decode_s = ack.verify_s + ack.decode_s + ack.scatter_s
                 piece.late_s = ack.late_s
-                end_s = max(piece.write_start_s, now_s - ack.held_s + ack.late_s)
-                piece.span = WireSpan(piece.write_start_s, end_s, piece.frame_bytes)
+                piece.span = WireSpan(piece.write_start_s, _arrival_s(piece, ack, now_s), piece.frame_bytes)
                 batch.free_slots.append(slot)
             batch.changed.notify_all()
         return True
+
+
+def _arrival_s(piece: Piece, ack: Ack, now_s: float) -> float:
+    """When a frame's last byte was at the receiver, on the sender's clock.
+
+    The receiver says whether the frame was there when its message came. If so, the engine's write had returned on the
+    receiving engine's confirmation, and that return is the arrival; the answer would add two messages and whatever the
+    receiver's threads waited for. If not, the arrival is the answer less the time that the receiver held the frame.
+    """
+    if ack.late_s <= LATE_S:
+        return piece.write_end_s
+    return max(piece.write_end_s, now_s - ack.held_s + ack.late_s)
 
 
 @dataclass(slots=True)
@@ -300,8 +315,9 @@ class Lane:
         if self.write(target.session, source, destination, item.size_bytes) != 0:
             self._give_up(item, RawReason.ENGINE_WRITE)
             return
+        piece.write_end_s = self.clock.monotonic_s()
         with batch.changed:
-            batch.progress_s = self.clock.monotonic_s()
+            batch.progress_s = piece.write_end_s
         chunk = Chunk(
             sequence=item.sequence,
             grant_id=target.grant.grant_id,

@@ -15,7 +15,7 @@ from controld.contract.clock import Clock
 from controld.contract.decision import DEFAULT_CLASS
 from dataplanes.kvcodec import KVCodec, KVLayout
 from dataplanes.sglang.pd.edge import Guarded
-from dataplanes.sglang.pd.lane import AckBook, Lane, Outcome, Piece, Target
+from dataplanes.sglang.pd.lane import LATE_S, AckBook, Lane, Outcome, Piece, Target
 from dataplanes.sglang.pd.memory import Pages
 from dataplanes.sglang.pd.messages import Ack, Finish, Grant
 from dataplanes.sglang.pd.peers import Messenger, Peers
@@ -30,7 +30,6 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 _MAX_OPEN_TRANSFERS: Final = 10_000
-_LATE_S: Final = 0.002
 _SWEEP_INTERVAL_S: Final = 10.0
 _SWEEP_AGE_S: Final = 30.0
 
@@ -305,7 +304,7 @@ class Sender:
             transfer.decode_s += piece.decode_s
             if piece.span is not None:
                 self._observe(transfer, piece.span)
-            if piece.late_s > _LATE_S and not self._writes_return_early:
+            if piece.late_s > LATE_S and not self._writes_return_early:
                 self._writes_return_early = True
                 self._parts.agent.count("pd.engine_returns_early")
                 _log.warning(
