@@ -113,6 +113,7 @@ class LoopEngine:
         self.session = session
         self.batches: list[int] = []
         self.fail_writes = 0
+        self.early_return_s = 0.0
         self.regions[session] = []
 
     def batch_register(self, addresses: Sequence[int], sizes: Sequence[int]) -> int:
@@ -139,7 +140,10 @@ class LoopEngine:
         for source, target, size in zip(sources, targets, sizes, strict=True):
             assert self._holds(self.session, source, size), "a source that is not registered"
             assert self._holds(session, target, size), "a target that is not registered"
-            ctypes.memmove(target, source, size)
+            if self.early_return_s and len(sizes) == 1:
+                threading.Timer(self.early_return_s, ctypes.memmove, (target, source, size)).start()
+            else:
+                ctypes.memmove(target, source, size)
         return 0
 
 
@@ -290,6 +294,7 @@ class Rig:
             side.agent.forget()
             side.engine.batches.clear()
             side.engine.fail_writes = 0
+            side.engine.early_return_s = 0.0
         self.prefill.manager.failed_sessions.clear()
         self.prefill.manager.session_failures.clear()
         self.prefill.manager.controld_plane._shelf._ready.clear()
@@ -719,3 +724,24 @@ def test_an_aborted_request_leaves_nothing_behind(rig: Rig, monkeypatch: pytest.
     assert sorted(effect.reason for effect in rig.prefill.agent.effects) in (["", "aborted"], ["", "nack:room_gone"])
     assert rig.prefill.agent.backlog == []
     assert rig.prefill.manager.controld_plane.sender._transfers == {}
+
+
+def test_a_frame_that_comes_after_its_message_is_awaited_and_told(rig: Rig) -> None:
+    """An engine whose writes return before the bytes are there: nothing is refused, and raw spans are not believed."""
+    coded(rig)
+    rig.prefill.engine.early_return_s = 0.1
+    assert rig.succeeded([1, 2], [3, 4], 32)
+    assert_close(rig.got([3, 4], 32), rig.sent([1, 2], 32))
+    effect = rig.effect()
+    assert (effect.path, effect.verdict) == (EffectPath.CODED, Verdict.VERIFIED)
+    assert 0.09 < effect.wire_s < 0.5
+    assert effect.decode_s < 0.09, "waiting for bytes is not decoding"
+    assert rig.prefill.agent.counts["pd.engine_returns_early"] == 1
+
+    rig.prefill.engine.early_return_s = 0.0
+    rig.prefill.agent.use(None)
+    spans = len(rig.prefill.agent.wire)
+    assert rig.succeeded([1, 2], [3, 4], 32)
+    assert rig.effect(2).wire_s > 0
+    assert len(rig.prefill.agent.wire) == spans
+    rig.prefill.manager.controld_plane.sender._writes_return_early = False
