@@ -9,6 +9,7 @@ from typing import Any
 
 from controld.cli.admin_client import AdminClient
 from controld.cli.command import print_json
+from controld.cli.console import console
 from controld.cli.configuration_label import configuration_label
 from controld.contract.errors import ControldError
 
@@ -76,10 +77,9 @@ def megabytes_per_s(row: dict[str, Any], stage: str) -> float:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    out = console()
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
         key = (row["workload"], row["model_fingerprint"], row["sender_hardware"], row["receiver_hardware"])
@@ -96,8 +96,8 @@ def _show(rows: list[dict[str, Any]]) -> None:
             table.add_column(name, no_wrap=True)
         for row in members:
             table.add_row(*_cells(row))
-        console.print(table)
-        console.print(f"V* = {members[0]['median_transfer_bytes'] / 1e6:.1f} MB of raw KV, in the plane's frames\n")
+        out.print(table)
+        out.print(f"V* = {members[0]['median_transfer_bytes'] / 1e6:.1f} MB of raw KV, in the plane's frames\n")
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from controld.cli.admin_client import AdminClient
 from controld.cli.command import print_json
+from controld.cli.console import console
 from controld.contract.errors import FieldError
 from controld.contract.quantity import format_duration, format_size
 
@@ -59,7 +60,6 @@ def _list(client: AdminClient, arguments: Namespace) -> int:
     if arguments.json:
         print_json(answer)
         return 0
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("transfer", "class", "arm", "KV", "on the wire", "took", "path", "verdict", "reason")
@@ -70,5 +70,5 @@ def _list(client: AdminClient, arguments: Namespace) -> int:
             format_size(effect["wire_bytes"]), format_duration(effect["total_s"]), effect["path"], effect["verdict"],
             effect["reason"] or ("explored" if effect["explored"] else ""),
         )  # fmt: skip
-    Console(highlight=False).print(table if table.row_count else "no transfers yet")
+    console().print(table if table.row_count else "no transfers yet")
     return 0

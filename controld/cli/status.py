@@ -7,6 +7,7 @@ from typing import Any
 
 from controld.cli.admin_client import AdminClient
 from controld.cli.command import print_json
+from controld.cli.console import console
 from controld.contract.quantity import format_duration, format_rate, format_size
 
 SUMMARY = "show agents, links, policies and what transfers did"
@@ -33,18 +34,17 @@ def run(arguments: Namespace) -> int:
 
 
 def _show(status: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
-    console.print(
+    out = console()
+    out.print(
         f"controld {status['version']}, up {format_duration(status['uptime_s'])},"
         f" policy generation {status['policy_generation']}, table version {status['published_version']}"
     )
     for problem in status["policy_problems"]:
-        console.print(f"[red]policy files refused:[/red] {problem['text']}")
+        out.print(f"[red]policy files refused:[/red] {problem['text']}")
     for alarm in status["alarms"]:
-        console.print(f"[red]alarm[/red] {alarm['where']}: {alarm['what']}")
+        out.print(f"[red]alarm[/red] {alarm['where']}: {alarm['what']}")
     agents = Table("agent", "plane", "role", "attached", "table", title="Agents")
     for agent in status["agents"]:
         attached = "yes" if agent["attached"] else f"no: {agent['attach_reason']}"
@@ -69,4 +69,4 @@ def _show(status: dict[str, Any]) -> None:
         transfers.add_row(row["service_class"], row["arm_id"], row["path"], str(row["transfers"]), *sizes)
     for table_or_none in (agents, links, transfers):
         if table_or_none.row_count:
-            console.print(table_or_none)
+            out.print(table_or_none)
