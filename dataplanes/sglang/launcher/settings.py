@@ -146,6 +146,8 @@ def server_command(settings: ServerSettings, role: Role, *, host: str, port: int
     # The pool's size is fixed above. The fraction only decides when SGLang refuses to start for lack of memory, and
     # what it compares is the whole machine's, so that neighbours count against a small one.
     command += ["--mem-fraction-static", "0.9", "--random-seed", "0", "--grammar-backend", "none"]
+    # Left to itself the decode server's host pool wants 10 GiB of free memory beside it.
+    command += ["--hicache-ratio", "0.2"]
     command += ["--enable-metrics", "--enable-cache-report", "--admin-api-key", ADMIN_KEY, "--sleep-on-idle"]
     if cpu_support.needed():
         command += ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
