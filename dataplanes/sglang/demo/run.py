@@ -34,6 +34,9 @@ from dataplanes.sglang.model_identity import identify_model
 from dataplanes.sglang.profiler.corpus import python_manual
 
 CONTINUATION_TOKENS = 128
+SERVER_THREADS = 1
+"""Threads that prefill and decode compute with; codecs are timed under the same number."""
+
 _EFFECT_DEADLINE_S = 10.0
 _ATTACH_DEADLINE_S = 120.0
 
@@ -161,6 +164,7 @@ class Experiment:
             return found
         command = [sys.executable, "-m", "dataplanes.sglang.profiler", "--model", str(self.model)]
         command += ["--address", daemon.fleet_address, "--deployment", DEPLOYMENT]
+        command += ["--codec-threads", str(SERVER_THREADS)]
         with (self.out / "profiler.log").open("wb") as log:
             worker = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
@@ -213,14 +217,10 @@ class Experiment:
 
     def _pair_settings(self, daemon: Daemon, link: ShapedLink) -> PairSettings:
         environment = {"CONTROLD_ADDRESS": daemon.fleet_address, "CONTROLD_DEPLOYMENT": DEPLOYMENT}
-        server = ServerSettings(model=self.model, radix_cache=False, environment=environment)
-        return PairSettings(
-            server=server,
-            log_dir=self.out / "servers",
-            prefill_host=link.inside_address,
-            decode_host=link.outside_address,
-            prefill_prefix=link.inside,
+        server = ServerSettings(
+            model=self.model, radix_cache=False, torch_threads=SERVER_THREADS, environment=environment
         )
+        return PairSettings(server=server, log_dir=self.out / "servers").over_link(link)
 
     def _warm_up(self, client: SglangClient, prompts: Prompts) -> None:
         self.progress.stage("warming up", self.plan.warm_up_prompts * len(ARMS))
