@@ -50,6 +50,7 @@ def _levels(
     value: int,
     *,
     transform: str = "hadamard",
+    sink_tokens: int = 1,
     key_axis: str = "channel",
     value_axis: str = "token",
     group: int = 64,
@@ -57,6 +58,7 @@ def _levels(
     return {
         "transform": transform,
         "quantise": "levels",
+        "sink_tokens": sink_tokens,
         "key_levels": key,
         "key_axis": key_axis,
         "key_group": group,
@@ -68,23 +70,25 @@ def _levels(
 
 _QUICK: tuple[dict[str, Value], ...] = (
     {"transform": "none", "quantise": "none"},
-    {"transform": "none", "quantise": "fp8_e4m3"},
-    {"transform": "none", "quantise": "nvfp4"},
-    _levels(32, 16),
+    _levels(10, 5),
     _levels(16, 8),
     _levels(12, 6),
+    _levels(20, 10),
     _levels(8, 4),
+    {"transform": "none", "quantise": "fp8_e4m3", "sink_tokens": 1},
+    _levels(32, 16),
 )
 _FULL: tuple[dict[str, Value], ...] = (
     *_QUICK,
-    _levels(20, 10),
+    {"transform": "none", "quantise": "nvfp4", "sink_tokens": 1},
     _levels(14, 7),
     _levels(10, 6),
     _levels(8, 6),
-    _levels(16, 8, transform="none"),
-    _levels(12, 6, transform="none"),
-    _levels(12, 6, group=32),
-    _levels(16, 8, key_axis="token"),
+    _levels(12, 6, sink_tokens=0),
+    _levels(10, 5, sink_tokens=4),
+    _levels(10, 5, transform="none"),
+    _levels(10, 5, group=32),
+    _levels(12, 6, key_axis="token"),
     _levels(6, 4),
 )
 

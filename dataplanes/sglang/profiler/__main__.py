@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
             return 0 if run_once(read_tasks(options.once), runner, options.out, _report) else 1
         from dataplanes.sglang.profiler.worker import WorkerSettings, serve
 
-        return serve(
+        serve(
             bench,
             runner,
             WorkerSettings(

@@ -188,6 +188,8 @@ class _Run:
                     # Buffers are touched when they are made; code and caches need one round trip on a short prompt.
                     warm_up=1 if position == 0 and prompt.tokens == min(self._task.prompt_tokens) else 0,
                     repeats=self._timing.repeats if position == 0 else 1,
+                    # Other work on the machine hardly touches a thread's own processor time; several threads have none.
+                    timer=time.thread_time if self._timing.codec_threads == 1 else time.perf_counter,
                 )
             self._coders.append(_coder_measurement(code, prompt, segment, cost))
             if received is None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import threading
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 
@@ -62,8 +64,8 @@ def identity_of(bench: ModelBench, settings: WorkerSettings) -> AgentIdentity:
     )
 
 
-def serve(bench: ModelBench, runner: TrialRunner, settings: WorkerSettings) -> int:
-    """Measure until SIGTERM or SIGINT; survives daemons that come and go.
+def serve(bench: ModelBench, runner: TrialRunner, settings: WorkerSettings) -> NoReturn:
+    """Measure until SIGTERM or SIGINT, then end the process; survives daemons that come and go.
 
     Raises:
         WorkerError: no address.
@@ -80,4 +82,6 @@ def serve(bench: ModelBench, runner: TrialRunner, settings: WorkerSettings) -> i
     _log.info("profiling %s for %s", bench.identity.name, settings.address)
     stop.wait()
     agent.close()
-    return 0
+    logging.shutdown()
+    # A trial may be inside native code, whose threads abort the process when the interpreter is taken down under them.
+    os._exit(0)
