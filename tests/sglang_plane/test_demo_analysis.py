@@ -55,9 +55,22 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(5)
     covered = 0
     for trial in range(200):
-        ratio = bootstrap_ratio([rng.normal(0.1, 0.2, 30).tolist()], seed=trial)
+        ratio = bootstrap_ratio([rng.normal(0.1, 0.2, (8, 4)).tolist()], seed=trial)
         covered += ratio.low <= math.exp(0.1) <= ratio.high
     assert 175 <= covered <= 199
+
+
+def test_the_spread_between_prompt_lengths_is_no_noise() -> None:
+    mixed = [
+        Sample(phase="slow", pair=pair, arm=arm, prompt_tokens=length, ttft_s=ttft_s, jct_s=1.0)
+        for pair, length in enumerate([64, 2048] * 6)
+        for arm, ttft_s in (("controld", 1.0), ("raw", 1.1 if length == 64 else 5.0))
+    ]
+    found = ratios_by_phase(mixed, "raw", "controld", "ttft_s", seed=1)["slow"]
+    assert found.ratio == pytest.approx(math.sqrt(5.5))
+    assert found.half_width < 1e-9
+    thin = ratios_by_phase(mixed[:10], "raw", "controld", "ttft_s", seed=1)["slow"]
+    assert thin.half_width > 0.1, "two prompts of a length say nothing of its noise"
 
 
 def test_a_noisy_phase_goes_on_and_a_quiet_one_stops() -> None:

@@ -17,6 +17,7 @@ from controld.contract.errors import ControldError
 from dataplanes.sglang.demo.plan import CONTROLD, RAW, SEPARATING_PHASE, STATICS
 
 RESAMPLES = 10_000
+STRATUM = 3
 OVERALL = "overall"
 
 
@@ -52,38 +53,55 @@ class Ratio:
 
 def paired_log_ratios(
     samples: Iterable[Sample], numerator: str, denominator: str, metric: str
-) -> dict[str, list[float]]:
-    """log(numerator / denominator) of one metric for every prompt that both arms served, by phase."""
-    seen: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+) -> dict[str, list[list[float]]]:
+    """log(numerator / denominator) of one metric for every prompt that both arms served, by phase and prompt length.
+
+    A length is a stratum of its own only where every length has at least `STRATUM` prompts; else all are one.
+    """
+    seen: dict[tuple[str, int], dict[str, Sample]] = defaultdict(dict)
     for sample in samples:
-        seen[sample.phase, sample.pair][sample.arm] = getattr(sample, metric)
-    ratios: dict[str, list[float]] = defaultdict(list)
+        seen[sample.phase, sample.pair][sample.arm] = sample
+    by_length: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for (phase, _), by_arm in seen.items():
         if numerator in by_arm and denominator in by_arm:
-            ratios[phase].append(math.log(by_arm[numerator] / by_arm[denominator]))
-    return dict(ratios)
+            ratio = math.log(getattr(by_arm[numerator], metric) / getattr(by_arm[denominator], metric))
+            by_length[phase][by_arm[numerator].prompt_tokens].append(ratio)
+    result = {}
+    for phase, lengths in by_length.items():
+        strata = list(lengths.values())
+        thin = any(len(stratum) < STRATUM for stratum in strata)
+        result[phase] = [[value for stratum in strata for value in stratum]] if thin else strata
+    return result
 
 
-def bootstrap_ratio(strata: Sequence[Sequence[float]], seed: int) -> Ratio:
-    """Geometric mean over strata of equal weight, resampled within each stratum.
+def bootstrap_ratio(phases: Sequence[Sequence[Sequence[float]]], seed: int) -> Ratio:
+    """Geometric mean over phases of equal weight, over strata of equal weight in each, resampled within each stratum.
+
+    The mix of prompt lengths is chosen, not sampled; so its spread is no part of the interval. Residuals are widened by
+    sqrt(n / (n - 1)), without which resampling few values would understate their variance.
 
     Args:
-        strata: log ratios, one sequence a phase; each must hold at least one.
+        phases: log ratios by phase and stratum; no stratum is empty.
         seed: of the resampling.
 
     Raises:
-        ValueError: a stratum is empty.
+        ValueError: there is nothing to average.
     """
-    if not strata or any(not stratum for stratum in strata):
+    if not phases or any(not phase or not all(phase) for phase in phases):
         raise ValueError("a phase without pairs has no ratio")
     rng = np.random.default_rng(seed)
-    means = np.zeros(RESAMPLES)
-    for stratum in strata:
-        values = np.asarray(stratum)
-        means += values[rng.integers(0, len(values), (RESAMPLES, len(values)))].mean(axis=1)
-    low, high = np.exp(np.quantile(means / len(strata), (0.025, 0.975)))
-    centre = math.exp(sum(float(np.mean(stratum)) for stratum in strata) / len(strata))
-    return Ratio(ratio=centre, low=float(low), high=float(high), pairs=sum(len(stratum) for stratum in strata))
+    means, centre = np.zeros(RESAMPLES), 0.0
+    for phase in phases:
+        for stratum in phase:
+            values = np.asarray(stratum)
+            count, mean = len(values), float(values.mean())
+            widened = mean + (values - mean) * math.sqrt(count / (count - 1) if count > 1 else 1.0)
+            weight = 1 / len(phase) / len(phases)
+            means += widened[rng.integers(0, count, (RESAMPLES, count))].mean(axis=1) * weight
+            centre += mean * weight
+    low, high = np.exp(np.quantile(means, (0.025, 0.975)))
+    pairs = sum(len(stratum) for phase in phases for stratum in phase)
+    return Ratio(ratio=math.exp(centre), low=float(low), high=float(high), pairs=pairs)
 
 
 def ratios_by_phase(
@@ -91,7 +109,7 @@ def ratios_by_phase(
 ) -> dict[str, Ratio]:
     """The ratio of each phase, and `overall` with phases weighted equally."""
     logs = paired_log_ratios(samples, numerator, denominator, metric)
-    result = {phase: bootstrap_ratio([values], seed) for phase, values in logs.items()}
+    result = {phase: bootstrap_ratio([strata], seed) for phase, strata in logs.items()}
     if logs:
         result[OVERALL] = bootstrap_ratio(list(logs.values()), seed)
     return result

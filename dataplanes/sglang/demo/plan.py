@@ -45,6 +45,7 @@ class ExperimentPlan:
         prompt_tokens: prompt lengths; a phase goes round them.
         min_pairs, max_pairs: prompts a phase at the least and at the most.
         half_width: stop a phase after `min_pairs` once each interval's half width is below this fraction.
+        phase_limit_s: no further prompt of a phase after this time, once `min_pairs` are done.
         output_tokens: generated for each request, greedy.
         warm_up_prompts: sent before the first phase with every arm; not counted.
         seed: of the order of arms, the choice of texts and the bootstrap.
@@ -58,6 +59,7 @@ class ExperimentPlan:
     min_pairs: int
     max_pairs: int
     half_width: float
+    phase_limit_s: float
     output_tokens: int
     warm_up_prompts: int
     seed: int
@@ -93,17 +95,18 @@ PHASES = (
 
 EVIDENCE = ExperimentPlan(
     phases=PHASES,
-    prompt_tokens=(512, 1024, 128, 2048, 256, 768, 64, 1536),
+    prompt_tokens=(512, 1024, 64, 2048, 256, 768),
     min_pairs=24,
     max_pairs=60,
     half_width=0.04,
+    phase_limit_s=720.0,
     output_tokens=8,
     warm_up_prompts=2,
     seed=13,
     max_quality_loss_nats=0.02,
     grid="full",
-    segments_per_length=12,
-    loaded_requests=24,
+    segments_per_length=8,
+    loaded_requests=12,
 )
 
 DEMO = ExperimentPlan(
@@ -112,6 +115,7 @@ DEMO = ExperimentPlan(
     min_pairs=3,
     max_pairs=3,
     half_width=1.0,
+    phase_limit_s=720.0,
     output_tokens=8,
     warm_up_prompts=1,
     seed=7,

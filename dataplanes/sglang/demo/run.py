@@ -243,7 +243,7 @@ class Experiment:
         plan = self.plan
         self.progress.stage(f"phase {phase.name}", plan.min_pairs * len(ARMS))
         samples: list[Sample] = []
-        rate = 0
+        rate, began_s = 0, self._now_s()
         for pair in range(plan.max_pairs):
             wanted = phase.rate_at(pair, plan.min_pairs)
             if wanted != rate:
@@ -256,6 +256,8 @@ class Experiment:
                 self.progress.step(f"{phase.name}: {arm} {samples[-1].ttft_s:.2f} s")
             limits = {"min_pairs": plan.min_pairs, "max_pairs": plan.max_pairs, "half_width": plan.half_width}
             if enough_pairs(samples, phase.name, seed=plan.seed, **limits):  # type: ignore[arg-type]
+                break
+            if pair + 1 >= plan.min_pairs and self._now_s() - began_s > plan.phase_limit_s:
                 break
 
     def _request(self, client: SglangClient, daemon: Daemon, prompt: Prompt, arm: str, log: Log) -> Sample:
