@@ -29,6 +29,7 @@ from dataplanes.agent import Draw
 from dataplanes.kvcodec import KVCodec
 from dataplanes.sglang import cpu_support
 from dataplanes.sglang.pd import lane
+from dataplanes.sglang.pd import plane as plane_module
 from dataplanes.sglang.pd import sender as sender_module
 from dataplanes.sglang.pd.faults import Faults
 from dataplanes.sglang.pd.plane import PdPlane
@@ -230,7 +231,7 @@ class Side:
             self._kv_args(**changes), DisaggregationMode(role), rig.server_args, False
         )
         if with_plane and not self.manager.controld_plane.refusal:
-            assert self.agent.attached_event.wait(PATIENCE_S)
+            assert self.agent.attached_event.wait(3 * PATIENCE_S)
 
     def _kv_args(self, **changes: Any) -> Any:
         from sglang.srt.disaggregation.base.conn import KVArgs
@@ -745,3 +746,50 @@ def test_a_frame_that_comes_after_its_message_is_awaited_and_told(rig: Rig) -> N
     assert rig.effect(2).wire_s > 0
     assert len(rig.prefill.agent.wire) == spans
     rig.prefill.manager.controld_plane.sender._writes_return_early = False
+
+
+def test_another_tensor_parallel_width_takes_sglang_s_own_path(rig: Rig) -> None:
+    """A receiver of another width gets slices of heads, which are not coded."""
+    coded(rig)
+    prefill = rig.prefill.manager
+    assert rig.succeeded([9], [9], 1)
+    (session,) = prefill.decode_kv_args_table
+    prefill.decode_kv_args_table[session].dst_attn_tp_size = 2
+    prefill.decode_kv_args_table[session].dst_kv_item_len = PAGE_BYTES
+    rig.prefill.engine.batches.clear()
+    rig.transfer([1], [3], 16)
+    effect = rig.effect(2)
+    assert effect.reason == "unsupported_path"
+    assert effect.arm_id == LEVELS.config_id
+    assert rig.prefill.agent.counts["pd.raw.unsupported_path"] == 1
+    prefill.decode_kv_args_table[session].dst_attn_tp_size = 1
+
+
+def test_a_plane_that_cannot_be_made_leaves_sglang_s_manager(rig: Rig) -> None:
+    from sglang.srt.disaggregation.utils import DisaggregationMode
+
+    from dataplanes.sglang.pd.manager import build_manager_class
+
+    def broken(*_: Any) -> PdPlane:
+        raise OSError("no processor has a name here")
+
+    stock = type(rig.decode.manager).__mro__[1]
+    manager = build_manager_class(stock, broken)(
+        rig.decode._kv_args(), DisaggregationMode("decode"), rig.server_args, False
+    )
+    assert type(manager) is stock
+    assert len(manager.build_receiver_registration_message()) == 20
+    manager.teardown()
+
+
+def test_a_plane_that_cannot_be_built_tells_why_and_goes_raw(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise MemoryError("no staging")
+
+    monkeypatch.setattr(plane_module, "PagedPool", broken)
+    rig = make_rig()
+    assert "no staging" in rig.prefill.agent.reason
+    assert rig.succeeded([1, 2], [3, 4], 32)
+    assert torch.equal(rig.got([3, 4], 32), rig.sent([1, 2], 32))

@@ -68,10 +68,16 @@ def build_manager_class(base: type[Any], make_plane: MakePlane) -> type[Any]:
         def __init__(
             self, args: Any, disaggregation_mode: Any, server_args: Any, is_mla_backend: bool | None = False
         ) -> None:
-            self.controld_plane = make_plane(args, disaggregation_mode, server_args, bool(is_mla_backend))
+            with Guarded(_LogOnly(), "the PD plane cannot be made; this server is SGLang's own") as making:
+                self.controld_plane = make_plane(args, disaggregation_mode, server_args, bool(is_mla_backend))
+            if making.error is not None:
+                self.__class__ = base
+                base.__init__(self, args, disaggregation_mode, server_args, is_mla_backend)
+                return
             self._enqueued_s: OrderedDict[tuple[int, int], float] = OrderedDict()
             super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
-            self.controld_plane.start()
+            with Guarded(self.controld_plane.agent, "the PD plane did not start; KV goes raw"):
+                self.controld_plane.start()
 
         def init_engine(self) -> None:
             super().init_engine()
@@ -84,17 +90,19 @@ def build_manager_class(base: type[Any], make_plane: MakePlane) -> type[Any]:
         def register_buffer_to_engine(self) -> None:
             super().register_buffer_to_engine()
             # The engine and the sockets are there, and no thread of SGLang's runs yet.
-            self.controld_plane.build(
-                EngineAccess(
-                    register=lambda address, size: self.engine.batch_register([address], [size]),
-                    write=lambda session, source, target, size: self.engine.batch_transfer_sync(
-                        session, [source], [target], [size]
-                    ),
-                    message=self._send_controld_message,
-                    room_is_alive=self._awaits_kv,
-                    reply_to=Endpoint(self.local_ip, self.rank_port),
-                )
+            access = EngineAccess(
+                register=lambda address, size: self.engine.batch_register([address], [size]),
+                write=lambda session, source, target, size: self.engine.batch_transfer_sync(
+                    session, [source], [target], [size]
+                ),
+                message=self._send_controld_message,
+                room_is_alive=self._awaits_kv,
+                reply_to=Endpoint(self.local_ip, self.rank_port),
             )
+            with Guarded(self.controld_plane.agent, "the PD plane cannot be built; KV goes raw") as building:
+                self.controld_plane.build(access)
+            if building.error is not None:
+                self.controld_plane.refuse(f"it could not be built: {building.error!r}")
 
         def deregister_buffer_to_engine(self) -> None:
             addresses = self.controld_plane.staging_addresses()

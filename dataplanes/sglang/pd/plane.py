@@ -176,13 +176,14 @@ class PdPlane:
         self._args = args
         self._memory = memory or HostMemory()
         self._clock = clock or SystemClock()
-        self._faults = Faults.from_environment(environment)
+        self._faults = Faults()
         self._layout: KVLayout | None = None
         self._lanes: list[Lane] = []
         self._areas: list[StagingArea] = []
         self._peers: Peers | None = None
         self._shelf: CodecShelf | None = None
         try:
+            self._faults = Faults.from_environment(environment)
             self._layout = layout_of(args, server_args=server_args, is_mla=is_mla)
             if server_args.disaggregation_enable_kv_checksum:
                 raise PlaneRefusedError("SGLang's KV checksums are on; coded KV would fail them", code="pd.checksum")
@@ -190,14 +191,19 @@ class PdPlane:
                 raise PlaneRefusedError("the unified memory pool is not coded", code="pd.unified_memory")
         except (ControldError, AttributeError, TypeError, ValueError) as error:
             # Whatever SGLang's arguments look like, a server that cannot be coded must still serve.
-            self.refusal = str(error) if isinstance(error, ControldError) else repr(error)
-            _log.error("the PD plane does not attach, KV goes raw: %s", self.refusal)
+            self.refuse(str(error) if isinstance(error, ControldError) else repr(error))
         self.agent = agent or Agent(
             identity_of(args, role=role, server_args=server_args, layout=self._layout, environment=environment),
             address,
             clock=self._clock,
             validate_configuration=self._validate,
         )
+
+    def refuse(self, reason: str) -> None:
+        """Code nothing here; the reason is told."""
+        self.refusal = reason
+        self.sender = self.receiver = None
+        _log.error("the PD plane does not attach, KV goes raw: %s", reason)
 
     def _validate(self, configuration: Configuration) -> None:
         """Refuses what this pool cannot carry; what it can is made ready before the first transfer draws it."""
