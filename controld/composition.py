@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
+
+from controld import __version__
 from controld.admin.daemon_backend import DaemonBackend
 from controld.admin.server import AdminAddress, AdminServer
 from controld.config import Config
@@ -11,15 +15,19 @@ from controld.contract.trial import TrialOutcome
 from controld.daemon import Daemon
 from controld.fleet.server import FleetServer, FleetSettings
 from controld.fleet.session import AgentSession
+from controld.obs.collector import AgentLabel, PartsCollector
 from controld.obs.metrics import Metrics
 from controld.planning.planner import Planner
 from controld.policy.last_good import LastGoodFile
 from controld.policy.model import PolicySet
 from controld.policy.source import PolicySource
 from controld.profiling.service import StudyService
-from controld.store.records import EffectRecord
+from controld.store.errors import StoreError
+from controld.store.records import AuditEvent, EffectRecord
 from controld.store.sqlite import SqliteStore
 from controld.systemd import Notifier
+
+_log = logging.getLogger(__name__)
 
 
 class Core:
@@ -27,7 +35,9 @@ class Core:
 
     Args:
         config, policies, metrics, clock: as everywhere.
-        daemon: asked for its state once requests come, after both exist.
+
+    Attributes:
+        daemon: whose part this is; set before `start`.
     """
 
     def __init__(self, config: Config, policies: PolicySource, metrics: Metrics, clock: Clock) -> None:
@@ -48,6 +58,8 @@ class Core:
         config, metrics, clock = self._config, self._metrics, self._clock
         store = await SqliteStore.open(config.state_dir, clock=clock)
         self._stack.append(store)
+        self._store = store
+        await self._note(AuditEvent.DAEMON_STARTED, version=__version__)
         fleet = FleetServer(
             store,
             settings=FleetSettings(lease_ttl_s=config.fleet.lease_s, lease_interval_s=config.fleet.renew_interval_s),
@@ -60,6 +72,8 @@ class Core:
         self.planner = Planner(
             lambda: self._policies.current, store, fleet, metrics, clock, interval_s=config.plan_interval_s
         )
+        self.fleet = fleet
+        metrics.registry.register(PartsCollector(self._agent_labels, fleet.tally.labelled, self._reload_counts))
         self.studies = StudyService(store, fleet, clock, on_profiles=self.planner.profiles_changed)
         await self.planner.restore()
         self._policies.subscribe(self._on_policies)
@@ -83,6 +97,8 @@ class Core:
     async def stop(self) -> None:
         """The other way round; every part gets its turn whatever the one before it did."""
         failures: list[Exception] = []
+        if self._stack:
+            await self._note(AuditEvent.DAEMON_STOPPED)
         while self._stack:
             part = self._stack.pop()
             try:
@@ -95,6 +111,29 @@ class Core:
     def _on_policies(self, policies: PolicySet) -> None:
         self._metrics.policy_generation.set(policies.generation)
         self.planner.wake()
+        details = {"generation": policies.generation, "policies": [policy.name for policy in policies.policies]}
+        self.fleet.in_background(self._note(AuditEvent.POLICY_APPLIED, **details))
+
+    async def _note(self, event: AuditEvent, **details: object) -> None:
+        """The audit trail is for people: what it misses must not stop anything."""
+        try:
+            await self._store.audit.append(event, json.dumps(details, sort_keys=True))
+        except StoreError as error:
+            _log.error("audit event %s not kept: %s", event.value, error)
+            self._metrics.internal_errors.labels("audit").inc()
+
+    def _agent_labels(self) -> list[AgentLabel]:
+        def state(session: AgentSession) -> str:
+            return "degraded" if session.degraded else "attached" if session.attached else "not_attached"
+
+        return [AgentLabel(s.identity.kind, s.identity.role, state(s)) for s in self.fleet.sessions()]
+
+    def _reload_counts(self) -> dict[str, int]:
+        daemon = self.daemon
+        if daemon is None:
+            return {}
+        accepted = daemon.reloads - daemon.refused_reloads
+        return {"accepted": accepted, "refused": daemon.refused_reloads, "failed": daemon.failed_reloads}
 
     async def _on_effects(self, session: AgentSession, effects: tuple[EffectRecord, ...]) -> None:
         await self.planner.on_effects(session, effects)

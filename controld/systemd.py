@@ -80,7 +80,7 @@ class Notifier:
         if self._socket is None:
             return
         try:
-            self._socket.sendto("\n".join(lines).encode(), self._address)
+            self._socket.sendto("\n".join(lines).encode(errors="backslashreplace"), self._address)
         except OSError as error:
             self.failures += 1
             _log.warning("systemd cannot be told %s: %s", lines[0], error)

@@ -57,8 +57,8 @@ class DaemonBackend:
     """Implements `AdminBackend`.
 
     Args:
-        life: gives the daemon; it exists only after this object.
-        started_unix_s: when the process began.
+        life: gives the daemon, which exists only after this object.
+        policies, store, fleet, planner, studies, clock: the running parts that are asked.
     """
 
     def __init__(
@@ -123,9 +123,19 @@ class DaemonBackend:
                     for s, text in self._planner.alarms.items()
                     if text
                 ),
+                *self._pin_alarms(),
                 *([{"where": "store", "what": damage.problem, "set_aside": damage.set_aside}] if damage else []),
             ],
         }
+
+    def _pin_alarms(self) -> list[Json]:
+        now_unix_s = self._clock.unix_s()
+        return [
+            {"where": f"{selector.kind}/{selector.deployment}", "what": f"{pin.arm_id} is out of use: {pin.reason}"}
+            for selector, lessons in self._planner.learning.lessons.items()
+            for learner in lessons.learners.values()
+            for pin in learner.pins(now_unix_s).pins
+        ]
 
     async def dataplanes(self) -> list[Json]:
         """Every agent that is connected, and those that left lately."""

@@ -11,7 +11,6 @@ from controld.candidates.measurement import TrialMeasurement
 from controld.candidates.pareto import non_dominated
 from controld.candidates.profile import Profile, fit_stage_time, objective_matrix
 from controld.candidates.statistics import upper_bound_95
-from controld.contract.configuration import Configuration
 from controld.contract.trial import CoderMeasurement, SegmentLoss
 
 
@@ -140,8 +139,3 @@ def pareto_front(profiles: Sequence[Profile]) -> list[Profile]:
     """The profiles that no other one beats in loss, latency and bytes together; input order is kept."""
     mask = non_dominated(objective_matrix(profiles))
     return [profile for profile, keep in zip(profiles, mask, strict=True) if keep]
-
-
-def lossy_parts(profiles: Iterable[Profile]) -> list[Configuration]:
-    """The distinct lossy parts, in order of first appearance."""
-    return list({profile.configuration.lossy_id: profile.configuration.lossy_part for profile in profiles}.values())

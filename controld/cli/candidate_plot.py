@@ -8,7 +8,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from controld.cli.configuration_label import configuration_label
+from controld.contract.configuration_label import configuration_label
 from controld.contract.errors import ControldError
 
 _LOSS_FLOOR_NATS = 1e-6

@@ -9,8 +9,8 @@ from typing import Any
 
 from controld.cli.admin_client import AdminClient
 from controld.cli.command import print_json
-from controld.cli.configuration_label import configuration_label
 from controld.cli.console import console
+from controld.contract.configuration_label import configuration_label
 from controld.contract.errors import ControldError
 
 SUMMARY = "show profiles, their quality, bytes and time, and the Pareto front"

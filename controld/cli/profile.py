@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from controld.cli.admin_client import AdminClient, AdminError
 from controld.cli.command import print_json
-from controld.cli.configuration_label import configuration_label
+from controld.contract.configuration_label import configuration_label
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from controld.contract.decision import Arm, Mixture
+from controld.contract.decision import Mixture
 from controld.contract.errors import FieldError
 from controld.controller.evaluate import EXPLORE_UNITS, Evaluation, evaluate_classes
 from controld.controller.goals import ClassInput, TableRequest
@@ -222,8 +222,3 @@ def _mixture(row: NDArray[np.int64], explore_share: float) -> Mixture:
     explored = sorted(np.flatnonzero(units).tolist(), key=lambda arm: (-int(units[arm]), arm))
     weights = [explore_share * int(units[arm]) / EXPLORE_UNITS for arm in explored]
     return Mixture((winner, *explored), (1.0 - sum(weights), *weights))
-
-
-def arms_of(plan: Plan) -> tuple[Arm, ...]:
-    """Every arm of a plan, once."""
-    return tuple({arm.arm_id: arm for table in plan.tables for arm in table.arms}.values())

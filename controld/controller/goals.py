@@ -12,6 +12,7 @@ import numpy as np
 
 from controld.candidates.profile import NO_TIME, Profile, StageTime
 from controld.contract.configuration import Configuration
+from controld.contract.configuration_label import configuration_label
 from controld.contract.decision import RAW, Arm
 from controld.contract.errors import FieldError
 from controld.controller.guard import PinBoard
@@ -130,7 +131,7 @@ def profile_candidate(
     foreign = is_foreign(profile, sender_hardware, receiver_hardware)
     return Candidate(
         arm_id=profile.arm_id,
-        label=describe_configuration(profile.configuration),
+        label=configuration_label(profile.configuration),
         configuration=profile.configuration,
         loss_mean_nats=profile.loss_mean_nats,
         loss_upper_nats=profile.loss_upper_nats,
@@ -141,13 +142,6 @@ def profile_candidate(
         foreign=foreign,
         out_reason=out_reason,
     )
-
-
-def describe_configuration(configuration: Configuration) -> str:
-    """Words as they are, numbers with their names, nothing for "none": `hadamard entropy group_size=64`."""
-    words = [str(value) for value in configuration.values() if isinstance(value, str) and value != "none"]
-    numbers = [f"{name}={value}" for name, value in configuration.items() if not isinstance(value, str)]
-    return " ".join(words + numbers) or "identity"
 
 
 @dataclass(frozen=True)

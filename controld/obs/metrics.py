@@ -16,8 +16,6 @@ class Metrics:
         self.registry = CollectorRegistry()
         registry = self.registry
         self.policy_generation = Gauge("controld_policy_generation", "Generation in force", registry=registry)
-        self.reloads = Counter("controld_reloads", "Reload attempts", ["outcome"], registry=registry)
-        self.agents = Gauge("controld_agents", "Connected agents", ["kind", "role", "state"], registry=registry)
         self.published_version = Gauge("controld_published_version", "Newest snapshot version", registry=registry)
         self.plans = Counter("controld_plans", "Plans made", ["outcome"], registry=registry)
         self.plan_seconds = Histogram(

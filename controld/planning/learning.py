@@ -6,6 +6,7 @@ from its last checkpoint and ends, effect by effect, in the very state that was 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,14 +21,17 @@ from controld.controller.learner import Feedback, Learner
 from controld.controller.posterior import StageCorrection
 from controld.fleet.published import Selector
 from controld.planning.plane import LINK_GROUP, Place
+from controld.policy.model import Tier
 from controld.store.interface import Store
 from controld.store.records import EffectRecord, PosteriorRecord
 
 _FORMAT = 1
 _KEY = "planning"
 _BATCH = 1000
+_TIERS = frozenset(tier.value for tier in Tier)
 
 TableKey = tuple[str, str]
+Learned = tuple[Mapping[str, tuple[StageCorrection, ...]], PinBoard]
 
 
 @dataclass(slots=True)
@@ -66,7 +70,7 @@ class Lessons:
             self._inform(self.learners[key])
         return self.learners[key]
 
-    def learned(self, now_unix_s: float) -> dict[TableKey, tuple[Mapping[str, tuple[StageCorrection, ...]], PinBoard]]:
+    def learned(self, now_unix_s: float) -> dict[TableKey, Learned]:
         """Corrections and pins by table."""
         return {
             key: (learner.corrections(now_unix_s), learner.pins(now_unix_s)) for key, learner in self.learners.items()
@@ -116,9 +120,11 @@ class Learning:
         self._store = store
         self._record_version = 0
         self._checkpointed_position = -1
+        self._writing = asyncio.Lock()
         self.position = 0
         self.lessons: dict[Selector, Lessons] = {}
         self.refused: dict[str, int] = {}
+        self._unwritten = False
 
     async def restore(self) -> None:
         """Take over the last checkpoint and replay what came after it.
@@ -153,12 +159,13 @@ class Learning:
     async def enroll(self, selector: Selector, agent_id: str) -> None:
         """Note whose effects these are, durably, before the first of them comes."""
         lessons = self.for_selector(selector)
-        if agent_id in lessons.agents:
-            return
-        for other in self.lessons.values():
-            other.agents.discard(agent_id)
-        lessons.agents.add(agent_id)
-        await self.checkpoint()
+        if agent_id not in lessons.agents:
+            for other in self.lessons.values():
+                other.agents.discard(agent_id)
+            lessons.agents.add(agent_id)
+            self._unwritten = True
+        if self._unwritten:
+            await self.checkpoint()
 
     async def catch_up(self) -> list[tuple[EffectRecord, Feedback | None]]:
         """Learn from all effects that became durable since; with what was made of each (None: nobody's agent)."""
@@ -173,6 +180,9 @@ class Learning:
         effect: Effect = record.effect
         for lessons in self.lessons.values():
             if record.agent_id in lessons.agents:
+                # An agent's free text must not make learners without end.
+                if effect.tier not in _TIERS:
+                    return Feedback.ORPHAN
                 # By the time of arrival, which the store keeps, so that a replay sees the same ages.
                 feedback = lessons.learner(effect.tier, LINK_GROUP).observe(effect, record.received_unix_s)
                 if feedback is not Feedback.LEARNED:
@@ -187,7 +197,11 @@ class Learning:
             ConflictError: another daemon wrote in between.
             StoreError: it could not be written; the next one may.
         """
-        document = {
+        async with self._writing:
+            await self._write()
+
+    async def _write(self) -> None:
+        document: dict[str, Any] = {
             "format": _FORMAT,
             "position": self.position,
             "planes": [
@@ -200,7 +214,8 @@ class Learning:
         text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
         await self._store.posteriors.put([PosteriorRecord(key=_KEY, version=self._record_version, document=text)])
         self._record_version += 1
-        self._checkpointed_position = self.position
+        self._checkpointed_position = document["position"]
+        self._unwritten = False
 
     @property
     def is_dirty(self) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from controld.candidates.profile import Profile
 from controld.contract.clock import Clock
+from controld.contract.decision import RAW, ClassRule
 from controld.contract.errors import ControldError
 from controld.controller.decide import decide
 from controld.controller.plan import Plan, plan_equal
@@ -16,7 +18,7 @@ from controld.fleet.published import Selector
 from controld.fleet.server import FleetServer
 from controld.fleet.session import AgentSession
 from controld.obs.metrics import Metrics
-from controld.planning.learning import Learning
+from controld.planning.learning import Learned, Learning, TableKey
 from controld.planning.plane import (
     LINK_GROUP,
     observe_place,
@@ -30,7 +32,7 @@ from controld.planning.plane import (
 from controld.policy.model import Policy, PolicySet
 from controld.store.errors import StoreError
 from controld.store.interface import Store
-from controld.store.records import EffectRecord
+from controld.store.records import AuditEvent, EffectRecord
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +69,10 @@ class Planner:
         self.learning = Learning(store)
         self.plans: dict[Selector, Plan] = {}
         self.alarms: dict[Selector, str] = {}
-        self._profiles: tuple[Profile, ...] | None = None
-        self._published_rules: dict[Selector, int] = {}
+        self._profiles: tuple[Profile, ...] = ()
+        self._profiles_are_stale = True
+        self._published_rules: dict[Selector, tuple[ClassRule, ...]] = {}
+        self._pinned: dict[Selector, frozenset[str]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._checkpoint_due_s = 0.0
@@ -81,7 +85,7 @@ class Planner:
 
     def profiles_changed(self) -> None:
         """A study has measured something."""
-        self._profiles = None
+        self._profiles_are_stale = True
         self.wake()
 
     async def on_effects(self, session: AgentSession, effects: tuple[EffectRecord, ...]) -> None:
@@ -160,17 +164,40 @@ class Planner:
         for _, feedback in await self.learning.catch_up():
             if feedback is not None:
                 self._metrics.feedback.labels(feedback.value).inc()
-        if self._profiles is None:
-            records = await self._store.profiles.list()
-            self._profiles = tuple(Profile.from_json(record.document) for record in records)
+        if self._profiles_are_stale:
+            await self._read_profiles()
         policies = self._policies()
         published = 0
         for policy in policies.policies:
-            published += await self._plan_policy(policy, policies.generation)
+            try:
+                published += await self._plan_policy(policy, policies.generation)
+            except StoreError:
+                raise
+            except ControldError as error:
+                # One policy that cannot be planned must not keep the others from it.
+                self.alarms[selector_of(policy)] = f"not planned: {error}"
+                self._metrics.plans.labels("failed").inc()
+                _log.error("policy %s not planned: %s", policy.name, error, extra={"code": error.code})
         published += await self._withdraw({selector_of(policy) for policy in policies.policies}, policies.generation)
         if self.learning.is_dirty and self._clock.monotonic_s() >= self._checkpoint_due_s:
             await self._checkpoint()
         return published
+
+    async def _read_profiles(self) -> None:
+        """All profiles that can be read; one that cannot is left out and logged."""
+        self._profiles_are_stale = False
+        try:
+            records = await self._store.profiles.list()
+        except StoreError:
+            self._profiles_are_stale = True
+            raise
+        profiles = []
+        for record in records:
+            try:
+                profiles.append(Profile.from_json(record.document))
+            except ControldError as error:
+                _log.error("profile left out: %s", error, extra={"config_id": record.key.config_id})
+        self._profiles = tuple(profiles)
 
     async def _checkpoint(self) -> None:
         await self.learning.checkpoint()
@@ -185,14 +212,19 @@ class Planner:
             if (session.identity.kind, session.identity.deployment) == (selector.kind, selector.deployment)
         ]
         place, alarm = observe_place(lessons.place, identities)
+        profiles = profiles_for(policy, place, self._profiles)
+        known = {RAW, *(profile.arm_id for profile in profiles)}
+        unknown = [c.name for c in policy.classes if c.pin is not None and c.pin not in known]
+        if unknown and not alarm:
+            alarm = f"classes without a profile of their pinned arm stay raw: {', '.join(unknown)}"
         self.alarms[selector] = alarm
-        profiles = profiles_for(policy, place, self._profiles or ())
         for tier in tiers_of(policy):
             lessons.learner(tier.value, LINK_GROUP)
         if lessons.set_candidates(place, profiles, unlearned_classes(policy)):
             # A replay must compare with the same candidates, from this position on.
             await self._checkpoint()
         now_unix_s = self._clock.unix_s()
+        await self._note_pins(selector, lessons.learned(now_unix_s))
         requests = table_requests(policy, place, profiles, lessons.learned(now_unix_s))
         began_s = self._clock.monotonic_s()
         before = self.plans.get(selector)
@@ -200,7 +232,7 @@ class Planner:
             decide, requests, previous=before, policy_generation=generation, now_unix_s=now_unix_s
         )
         self._metrics.plan_seconds.observe(self._clock.monotonic_s() - began_s)
-        rules_same = self._published_rules.get(selector) == hash(policy.rules)
+        rules_same = self._published_rules.get(selector) == policy.rules
         if rules_same and self._fleet.desired(selector) is not None and plan_equal(before, plan):
             self._metrics.plans.labels("unchanged").inc()
             # What it was decided from may have moved: the next round compares with this, and is free if nothing moved.
@@ -210,16 +242,39 @@ class Planner:
             selector, resources_of(plan, policy), policy_generation=generation, explanations_json=plan.to_json()
         )
         self.plans[selector] = plan
-        self._published_rules[selector] = hash(policy.rules)
+        self._published_rules[selector] = policy.rules
         self._metrics.plans.labels("published").inc()
         self._metrics.published_version.set(version)
         return True
 
+    async def _note_pins(self, selector: Selector, learned: Mapping[TableKey, Learned]) -> None:
+        """Write down which arms were taken out of use, and which came back."""
+        pins = {pin.arm_id: pin.reason for _, board in learned.values() for pin in board.pins}
+        before = self._pinned.get(selector, frozenset())
+        for arm_id in pins.keys() - before:
+            _log.warning("arm out of use", extra={"arm_id": arm_id, "reason": pins[arm_id]})
+            await self._audit(AuditEvent.ARM_PINNED_OFF, selector, arm_id, pins[arm_id])
+        for arm_id in before - pins.keys():
+            await self._audit(AuditEvent.ARM_RELEASED, selector, arm_id, "")
+        self._pinned[selector] = frozenset(pins)
+
+    async def _audit(self, event: AuditEvent, selector: Selector, arm_id: str, reason: str) -> None:
+        document = {"kind": selector.kind, "deployment": selector.deployment, "arm_id": arm_id, "reason": reason}
+        await self._store.audit.append(event, json.dumps(document, sort_keys=True))
+
     async def _withdraw(self, named: set[Selector], generation: int) -> int:
         """Planes that no policy names any more go raw: what they have is taken away."""
-        gone = [selector for selector in self.plans if selector not in named]
+        # Agents may hold what an earlier process published for a policy that went away while it was down.
+        holding = {
+            Selector(session.identity.kind, session.identity.deployment)
+            for session in self._fleet.sessions()
+            if session.effective_version
+        }
+        stale = {selector for selector in holding if self._fleet.desired(selector) is None}
+        gone = (set(self.plans) | stale) - named
         for selector in gone:
             await self._fleet.publish(selector, [], policy_generation=generation)
-            del self.plans[selector]
+            self.plans.pop(selector, None)
+            self.alarms.pop(selector, None)
             self._published_rules.pop(selector, None)
         return len(gone)

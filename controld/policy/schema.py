@@ -23,6 +23,9 @@ from controld.policy.settings import DurationS, HalfShare, Name, RateBytesPerS, 
 
 MAX_QUALITY_LOSS_NATS = 10.0
 PIN_PATTERN = "^(raw|[0-9a-f]{16})$"
+MAX_CLASSES = 200
+"""So many fit into one message with room to spare."""
+
 _MAX_WEIGHT = 1e6
 _MAX_PRIORITY = 2**31 - 1
 
@@ -98,7 +101,7 @@ class PolicyKeys(StrictModel):
     select: SelectKeys
     links: Annotated[dict[Name, LinkKeys], Field(default_factory=dict)]
     tenants: Annotated[list[TenantKeys], Field(min_length=1, default_factory=_only_default)]
-    classes: Annotated[list[ClassKeys], Field(min_length=1)]
+    classes: Annotated[list[ClassKeys], Field(min_length=1, max_length=MAX_CLASSES)]
     guard: GuardKeys = GuardKeys()
 
     def to_policy(self, source_file: str) -> Policy:

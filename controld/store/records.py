@@ -166,7 +166,6 @@ class AuditEvent(StrEnum):
     DAEMON_STOPPED = "daemon_stopped"
     STORE_DAMAGED = "store_damaged"
     POLICY_APPLIED = "policy_applied"
-    POLICY_REFUSED = "policy_refused"
     VERSION_PUBLISHED = "version_published"
     SNAPSHOT_REFUSED = "snapshot_refused"
     AGENT_CONNECTED = "agent_connected"
@@ -177,7 +176,6 @@ class AuditEvent(StrEnum):
     ARM_RELEASED = "arm_released"
     STUDY_STARTED = "study_started"
     STUDY_ENDED = "study_ended"
-    OPERATOR_ACTION = "operator_action"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

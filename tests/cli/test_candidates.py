@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from controld.candidates.profile import Profile, StageTime
-from controld.cli.configuration_label import configuration_label
+from controld.contract.configuration_label import configuration_label
 from controld.cli.main import main
 from controld.config import load_config
 from controld.contract.configuration import Configuration

@@ -89,7 +89,9 @@ class SqliteEffects:
         columns = ", ".join(column.value for column in by)
         group = f" GROUP BY {columns}" if by else ""
         rows = await self._access.read(
-            f"SELECT {columns}{', ' if by else ''}count(*) AS n, sum(raw_bytes), sum(wire_bytes) FROM effects"
+            f"SELECT {columns}{', ' if by else ''}count(*) AS n,"
+            # Not `sum`: over integers it fails when a lying agent's bytes overflow it.
+            " CAST(total(raw_bytes) AS INTEGER), CAST(total(wire_bytes) AS INTEGER) FROM effects"
             f" WHERE {condition}{group} ORDER BY n DESC{', ' if by else ''}{columns}",
             parameters,
         )

@@ -89,24 +89,24 @@ MBIT = 1_000_000
 PHASES = (
     Phase(name="fast", rates_bits_per_s=(2000 * MBIT,)),
     Phase(name="medium", rates_bits_per_s=(100 * MBIT,)),
-    Phase(name="slow", rates_bits_per_s=(20 * MBIT,)),
-    Phase(name="recovering", rates_bits_per_s=(20 * MBIT, 100 * MBIT, 1000 * MBIT)),
+    Phase(name="slow", rates_bits_per_s=(13 * MBIT,)),
+    Phase(name="recovering", rates_bits_per_s=(13 * MBIT, 100 * MBIT, 1000 * MBIT)),
 )
 
 EVIDENCE = ExperimentPlan(
     phases=PHASES,
-    prompt_tokens=(512, 1024, 64, 2048, 256, 768),
+    prompt_tokens=(512, 64, 1024, 256, 128, 2048, 384, 768),
     min_pairs=24,
     max_pairs=60,
     half_width=0.04,
-    phase_limit_s=720.0,
+    phase_limit_s=560.0,
     output_tokens=8,
     warm_up_prompts=2,
     seed=13,
     max_quality_loss_nats=0.02,
     grid="full",
     segments_per_length=8,
-    loaded_requests=12,
+    loaded_requests=8,
 )
 
 DEMO = ExperimentPlan(

@@ -91,7 +91,9 @@ def choose_statics(
     within = [
         candidate
         for candidate in candidates
-        if candidate["loss_upper_nats"] <= plan.max_quality_loss_nats and candidate["ratio"] > 1
+        if candidate["loss_upper_nats"] is not None
+        and candidate["loss_upper_nats"] <= plan.max_quality_loss_nats
+        and candidate["ratio"] > 1
     ]
     if len(within) < len(STATICS):
         raise ControldError(

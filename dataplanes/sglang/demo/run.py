@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import random
+import secrets
 import subprocess
 import sys
 import threading
@@ -131,7 +132,7 @@ class Experiment:
         self.out = out
         self.progress = progress
         self._started_s = time.monotonic()
-        self._last_effects: set[str] = set()
+        self._run_id = secrets.token_hex(3)
 
     def _now_s(self) -> float:
         return round(time.monotonic() - self._started_s, 3)
@@ -159,9 +160,9 @@ class Experiment:
             yield daemon
 
     def _candidates(self, daemon: Daemon) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = daemon.get("/v1/candidates?workload=general")["candidates"]
-        if found:
-            return found
+        fingerprint = identify_model(self.model).fingerprint
+        if any(self._is_finished(study, fingerprint) for study in daemon.get("/v1/studies")["studies"]):
+            return self._profiles(daemon, fingerprint)
         command = [sys.executable, "-m", "dataplanes.sglang.profiler", "--model", str(self.model)]
         command += ["--address", daemon.fleet_address, "--deployment", DEPLOYMENT]
         command += ["--codec-threads", str(SERVER_THREADS)]
@@ -175,7 +176,17 @@ class Experiment:
         finally:
             worker.terminate()
             worker.wait()
-        return list(daemon.get("/v1/candidates?workload=general")["candidates"])
+        return self._profiles(daemon, fingerprint)
+
+    def _is_finished(self, study: Mapping[str, Any], fingerprint: str) -> bool:
+        """Whether an earlier run measured this grid, at least as closely; one that was interrupted did not."""
+        same = (study["state"], study["model"], study["grid"]) == ("finished", fingerprint, self.plan.grid)
+        return same and int(study["segments"]) >= self.plan.segments_per_length
+
+    @staticmethod
+    def _profiles(daemon: Daemon, fingerprint: str) -> list[dict[str, Any]]:
+        listed = daemon.get("/v1/candidates?workload=general")["candidates"]
+        return [candidate for candidate in listed if candidate["model_fingerprint"] == fingerprint]
 
     def _follow(self, daemon: Daemon, study_id: str) -> None:
         state = daemon.get(f"/v1/studies/{study_id}")
@@ -262,7 +273,13 @@ class Experiment:
 
     def _request(self, client: SglangClient, daemon: Daemon, prompt: Prompt, arm: str, log: Log) -> Sample:
         second = self._now_s()
-        answer = client.generate(prompt.token_ids, max_new_tokens=self.plan.output_tokens, extra_key=extra_key_of(arm))
+        request_id = f"{self._run_id}-{prompt.phase}-{prompt.pair}-{arm}"
+        answer = client.generate(
+            prompt.token_ids,
+            max_new_tokens=self.plan.output_tokens,
+            extra_key=extra_key_of(arm),
+            request_id=request_id,
+        )
         sample = Sample(
             phase=prompt.phase,
             pair=prompt.pair,
@@ -271,7 +288,7 @@ class Experiment:
             ttft_s=answer.ttft_s,
             jct_s=answer.jct_s,
         )
-        effect = self._effect(daemon, service_class_of(arm))
+        effect = self._effect(daemon, service_class_of(arm), request_id)
         log.write(
             {
                 "kind": "request",
@@ -283,14 +300,13 @@ class Experiment:
         )
         return sample
 
-    def _effect(self, daemon: Daemon, service_class: str) -> dict[str, Any]:
-        """The sender's half of the transfer that just ended: with one request in flight it is the only new one."""
+    def _effect(self, daemon: Daemon, service_class: str, request_id: str) -> dict[str, Any]:
+        """The sender's half of the transfer of a request, whose id begins the transfer's."""
         deadline = time.monotonic() + _EFFECT_DEADLINE_S
         while time.monotonic() < deadline:
             listed = daemon.get(f"/v1/decisions?limit=8&class={service_class}")["decisions"]
             for effect in listed:
-                if effect["half"] == "sender" and effect["transfer_id"] not in self._last_effects:
-                    self._last_effects.update(item["transfer_id"] for item in listed)
+                if effect["half"] == "sender" and str(effect["transfer_id"]).startswith(request_id):
                     return dict(effect)
             time.sleep(0.03)
         raise ControldError(
@@ -374,7 +390,8 @@ def served_prompts(
     """For every prompt, the arm id that each arm of the experiment really used."""
     used: dict[tuple[str, int], dict[str, str]] = {}
     for sample, effect in zip(samples, effects, strict=True):
-        taken = effect["arm_id"] if effect["path"] == "coded" else "raw"
+        # What a fall-back had sent coded stays coded, so all of it counts as coded.
+        taken = "raw" if effect["path"] == "raw" else effect["arm_id"]
         used.setdefault((sample.phase, sample.pair), {})[sample.arm] = taken
     return used
 

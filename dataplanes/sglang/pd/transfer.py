@@ -18,10 +18,8 @@ class RawReason(enum.StrEnum):
 
     NO_CAPABILITY = "peer_without_plane"
     LAYOUT = "peer_layout_differs"
-    PLANE_REFUSED = "plane_refused"
     UNSUPPORTED_PATH = "unsupported_path"
     CODEC_NOT_READY = "codec_not_ready"
-    CODEC_REFUSED = "codec_refused"
     NO_SLOTS = "no_staging_slots"
     FRAME_TOO_LARGE = "frame_too_large"
     ENGINE_WRITE = "engine_write"

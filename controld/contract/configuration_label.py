@@ -1,11 +1,9 @@
-"""A configuration in a few characters, for tables and plots."""
+"""A configuration in a few characters: the same in tables, plots and explanations."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-
-from controld.contract.configuration import Configuration
 
 _AXES = {"channel": "c", "token": "t"}
 
@@ -36,6 +34,5 @@ def configuration_label(values: Mapping[str, Any]) -> str:
 
 
 def _words(rest: Mapping[str, Any]) -> list[str]:
-    from controld.controller.goals import describe_configuration
-
-    return [describe_configuration(Configuration(rest))] if rest else []
+    words = [str(value) for value in rest.values() if isinstance(value, str) and value != "none"]
+    return words + [f"{name}={value}" for name, value in rest.items() if not isinstance(value, str)]
