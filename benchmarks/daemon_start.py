@@ -67,8 +67,9 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(figures, indent=1))
     print(
-        f"ready after {figures['ready_s']:.2f} s (median of {arguments.runs}), {figures['ready_over_imports']:.2f} times what "
-        f"importing its libraries takes; {figures['resident_mb']:.0f} MB resident"
+        f"ready after {figures['ready_s']:.2f} s (median of {arguments.runs}),"
+        f" {figures['ready_over_imports']:.2f} times what importing its libraries takes;"
+        f" {figures['resident_mb']:.0f} MB resident"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 
@@ -28,6 +29,8 @@ from controld.store.sqlite import SqliteStore
 from controld.systemd import Notifier
 
 _log = logging.getLogger(__name__)
+
+_PARTS = 5
 
 
 class Core:
@@ -102,7 +105,9 @@ class Core:
         while self._stack:
             part = self._stack.pop()
             try:
-                await (part.close() if isinstance(part, SqliteStore) else part.stop())
+                # No part may use up the time of those behind it: the store closes last.
+                async with asyncio.timeout(self._config.stop_grace_s / _PARTS):
+                    await (part.close() if isinstance(part, SqliteStore) else part.stop())
             except Exception as error:  # noqa: BLE001 - raised below, once everything is closed
                 failures.append(error)
         if failures:

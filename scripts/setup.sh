@@ -34,11 +34,11 @@ system_packages() {
     have_library libnuma.so.1 || missing+=(libnuma1)
     command -v ip > /dev/null && command -v tc > /dev/null || missing+=(iproute2)   # the shaped link
     command -v unshare > /dev/null || missing+=(util-linux)
-    command -v gcc > /dev/null || missing+=(gcc)              # torch.compile of the codecs
+    command -v gcc > /dev/null || missing+=(gcc)              # the codecs' C kernels, built at first use
     command -v g++ > /dev/null || missing+=(g++)
     if ! "$PYTHON" -c 'import ensurepip' 2> /dev/null; then missing+=("$(basename "$PYTHON")-venv"); fi
     if ! [ -f "$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]; then
-        missing+=("$(basename "$PYTHON")-dev")                # torch.compile includes Python.h
+        missing+=("$(basename "$PYTHON")-dev")                # torch.compile, which must work beside the stand-ins
     fi
     [ ${#missing[@]} -eq 0 ] && return
     local how="apt-get install -y ${missing[*]}"

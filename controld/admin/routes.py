@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Awaitable, Callable
@@ -19,6 +20,7 @@ from controld.obs.metrics import CONTENT_TYPE, Metrics
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_LISTED = 1000
+_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ def _integer(request: web.Request, name: str, default: int, *, low: int, high: i
     text = request.query.get(name)
     if text is None:
         return default
-    if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+    if not text.isascii() or not text.isdigit() or len(text) > _DIGITS or not low <= int(text) <= high:
         raise FieldError(name, f'"{text}" is not a whole number from {low} to {high}')
     return int(text)
 
@@ -156,8 +158,10 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
         events = backend.study_events(request.match_info["id"])
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
-        async for event in events:
-            await response.write(b"data: " + json.dumps(event, allow_nan=False).encode() + b"\n\n")
+        # A reader that leaves is no error of ours.
+        with contextlib.suppress(ConnectionResetError):
+            async for event in events:
+                await response.write(b"data: " + json.dumps(event, allow_nan=False).encode() + b"\n\n")
         return response
 
     def get(path: str, handler: Handler, summary: str, **rest: Any) -> Route:

@@ -50,6 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 def _dispatch(arguments: list[str]) -> int:
     from controld.contract.errors import ControldError
 
+    _show_any_text()
     parser, commands = _build_parser(arguments)
     parsed = parser.parse_args(arguments)
     if parsed.command is None:
@@ -135,6 +136,15 @@ def _command_of(arguments: list[str]) -> str | None:
         elif not word.startswith("-"):
             return word
     return None
+
+
+def _show_any_text() -> None:
+    """A file name may hold bytes that are no text; printing it must not fail."""
+    import io
+
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _show(error: ControldError, *, as_json: bool) -> None:

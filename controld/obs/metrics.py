@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from controld.contract.effect import Effect, Half
 
+OTHER_CLASS = "other"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -37,9 +40,14 @@ class Metrics:
             "controld_internal_errors", "Errors caught at a process edge", ["where"], registry=registry
         )
 
-    def count_effect(self, effect: Effect) -> None:
-        """Count one committed effect; bytes only once a transfer, from the sender's half."""
-        self.effects.labels(effect.half.value, effect.service_class, effect.path.value, effect.verdict.value).inc()
+    def count_effect(self, effect: Effect, known_classes: Container[str]) -> None:
+        """Count one committed effect; bytes only once a transfer, from the sender's half.
+
+        Args:
+            known_classes: those of the policies; any other counts as `other`, for agents' texts are without end.
+        """
+        service_class = effect.service_class if effect.service_class in known_classes else OTHER_CLASS
+        self.effects.labels(effect.half.value, service_class, effect.path.value, effect.verdict.value).inc()
         if effect.half is Half.SENDER:
             self.raw_bytes.labels(effect.path.value).inc(effect.raw_bytes)
             self.wire_bytes.labels(effect.path.value).inc(effect.wire_bytes)

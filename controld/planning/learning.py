@@ -177,18 +177,18 @@ class Learning:
         return learned
 
     def _observe(self, record: EffectRecord) -> Feedback | None:
+        lessons = next((known for known in self.lessons.values() if record.agent_id in known.agents), None)
+        if lessons is None:
+            return None
         effect: Effect = record.effect
-        for lessons in self.lessons.values():
-            if record.agent_id in lessons.agents:
-                # An agent's free text must not make learners without end.
-                if effect.tier not in _TIERS:
-                    return Feedback.ORPHAN
-                # By the time of arrival, which the store keeps, so that a replay sees the same ages.
-                feedback = lessons.learner(effect.tier, LINK_GROUP).observe(effect, record.received_unix_s)
-                if feedback is not Feedback.LEARNED:
-                    self.refused[feedback.value] = self.refused.get(feedback.value, 0) + 1
-                return feedback
-        return None
+        # An agent's free text must not make learners without end.
+        feedback = Feedback.ORPHAN
+        if effect.tier in _TIERS:
+            # By the time of arrival, which the store keeps, so that a replay sees the same ages.
+            feedback = lessons.learner(effect.tier, LINK_GROUP).observe(effect, record.received_unix_s)
+        if feedback is not Feedback.LEARNED:
+            self.refused[feedback.value] = self.refused.get(feedback.value, 0) + 1
+        return feedback
 
     async def checkpoint(self) -> None:
         """Write everything down.

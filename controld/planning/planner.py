@@ -91,8 +91,9 @@ class Planner:
     async def on_effects(self, session: AgentSession, effects: tuple[EffectRecord, ...]) -> None:
         """The fleet's callback: durable effects. They are counted here and learned from the store."""
         del session
+        classes = {c.name for policy in self._policies().policies for c in policy.classes}
         for record in effects:
-            self._metrics.count_effect(record.effect)
+            self._metrics.count_effect(record.effect, classes)
         self.wake()
 
     async def on_session(self, session: AgentSession) -> None:

@@ -43,6 +43,12 @@ class LinkKeys(StrictModel):
     rate: RateBytesPerS
 
 
+class LinksKeys(StrictModel):
+    """By link group; there is one so far."""
+
+    default: LinkKeys | None = None
+
+
 class TenantKeys(StrictModel):
     name: Name
     weight: Annotated[float, Field(gt=0, le=_MAX_WEIGHT)]
@@ -99,7 +105,7 @@ class PolicyKeys(StrictModel):
     kind: Literal["Policy"]
     metadata: MetadataKeys
     select: SelectKeys
-    links: Annotated[dict[Name, LinkKeys], Field(default_factory=dict)]
+    links: LinksKeys = LinksKeys()
     tenants: Annotated[list[TenantKeys], Field(min_length=1, default_factory=_only_default)]
     classes: Annotated[list[ClassKeys], Field(min_length=1, max_length=MAX_CLASSES)]
     guard: GuardKeys = GuardKeys()
@@ -110,7 +116,7 @@ class PolicyKeys(StrictModel):
             name=self.metadata.name,
             kind=self.select.kind,
             deployment=self.select.deployment,
-            links=tuple(LinkPrior(name=name, rate_bytes_per_s=link.rate) for name, link in self.links.items()),
+            links=(LinkPrior(name="default", rate_bytes_per_s=self.links.default.rate),) if self.links.default else (),
             tenants=tuple(Tenant(name=tenant.name, weight=tenant.weight) for tenant in self.tenants),
             classes=tuple(_service_class(keys) for keys in self.classes),
             guard=GuardPolicy(sample_share=self.guard.sample, on_breach=self.guard.on_breach),

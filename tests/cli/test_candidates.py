@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from controld.candidates.profile import Profile, StageTime
-from controld.contract.configuration_label import configuration_label
 from controld.cli.main import main
 from controld.config import load_config
 from controld.contract.configuration import Configuration
+from controld.contract.configuration_label import configuration_label
 from controld.store.records import ProfileKey, ProfileRecord
 from controld.store.sqlite import SqliteStore
 

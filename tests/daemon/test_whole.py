@@ -162,3 +162,20 @@ def test_a_policy_edit_reaches_the_agent_and_a_broken_one_does_not(daemon: Daemo
         daemon.write_policies({"demo.yaml": POLICY.replace("tiers: [pd]", "tiers: [prefix_store]")})
         daemon.reload()
         wait_until(lambda: not coded_in_slow_cell(agent), "the class stays raw in a tier that it does not name")
+
+
+def test_a_policy_that_goes_away_while_the_daemon_is_down_is_withdrawn(daemon: Daemon, agent: Agent) -> None:
+    with daemon:
+        wait_until(lambda: coded_in_slow_cell(agent), "the agent draws the coded arm")
+    daemon.write_policies({"demo.yaml": POLICY.replace(f"deployment: {DEPLOYMENT}", "deployment: other")})
+    assert coded_in_slow_cell(agent), "nobody told the agent yet"
+    with daemon:
+        wait_until(lambda: not coded_in_slow_cell(agent), "the agent goes raw")
+
+
+def test_metrics_name_agents_and_reloads(daemon: Daemon, agent: Agent) -> None:
+    with daemon:
+        wait_until(lambda: coded_in_slow_cell(agent), "the agent draws the coded arm")
+        daemon.reload()
+        wait_until(lambda: 'state="attached"} 1.0' in daemon.text("/metrics"), "the agent is counted")
+        assert 'controld_reloads_total{outcome="accepted"} 1.0' in daemon.text("/metrics")

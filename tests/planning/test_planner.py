@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path as FilePath
@@ -237,3 +238,36 @@ def test_two_models_under_one_deployment_leave_no_model_and_an_alarm() -> None:
     place, alarm = observe_place(Place(), [agent("prefill", "m"), agent("decode", "other")])
     assert place == Place()
     assert "2 different models" in alarm
+
+
+async def test_two_agents_that_come_at_once_are_both_enrolled(house: House) -> None:
+    learning = house.planner.learning
+    await asyncio.gather(*(learning.enroll(SELECTOR, f"agent-{n}") for n in range(8)), house.planner.plan_once())
+    successor = Learning(house.store)
+    await successor.restore()
+    assert successor.for_selector(SELECTOR).agents == {f"agent-{n}" for n in range(8)}
+
+
+async def test_an_invented_tier_makes_no_learner(house: House) -> None:
+    await house.planner.learning.enroll(SELECTOR, "prefill-0")
+    await house.planner.plan_once()
+    before = set(house.planner.learning.for_selector(SELECTOR).learners)
+    await house.happen(*(effect(n, tier=f"tier-{n}") for n in range(5)))
+    await house.planner.plan_once()
+    assert set(house.planner.learning.for_selector(SELECTOR).learners) == before
+    assert house.planner.learning.refused == {"orphan": 5}
+
+
+async def test_a_pin_without_a_profile_is_an_alarm(house: House) -> None:
+    house.policies = policy_set(service_class("fixed", pin="0123456789abcdef"))
+    await house.planner.plan_once()
+    assert "fixed" in house.planner.alarms[SELECTOR]
+    assert house.arm("fixed", 20e6, 2.5e6) == "raw"
+
+
+async def test_a_profile_that_cannot_be_read_is_left_out(house: House) -> None:
+    key = ProfileKey(model_fingerprint="m", workload="general", config_id="x", sender_hardware="", receiver_hardware="")
+    await house.store.profiles.upsert([ProfileRecord(key=key, document='{"format": 99}', updated_unix_s=1.0)])
+    await house.keep(profile())
+    assert await house.planner.plan_once() == 1
+    assert house.arm("chat", 20e6, 2.5e6) == CODED.config_id

@@ -56,7 +56,7 @@ def test_the_example_policy_of_the_repository_is_right() -> None:
         ("10Gbit", "0Gbit", 'links.default.rate: "0Gbit" is not above zero'),
         ("10Gbit", "-1Gbit", 'links.default.rate: "-1Gbit" is negative'),
         ("10Gbit", "[1]", "5:25: links.default.rate: must be a number with a unit, not a list"),
-        ("default: {rate", "'a b': {rate", '5:9: links.a b: "a b" is not a name (letters, digits, _ . -'),
+        ("default: {rate", "'a b': {rate", '5:9: links.a b: unknown key (known: default)'),
         ("weight: 3", "weight: -1", "7:26: tenants[0].weight: -1 is not above 0"),
         ("weight: 3", "weight: true", "7:26: tenants[0].weight: must be a number, not true"),
         ("weight: 3", 'weight: "3"', '7:26: tenants[0].weight: must be a number, not "3"'),

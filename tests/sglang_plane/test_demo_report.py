@@ -26,7 +26,8 @@ def summary_and_timeline():  # type: ignore[no-untyped-def]
     effects = [{**effect, "phase": s.phase, "arm": s.arm, "arm_id": "0123456789abcdef"} for s in samples]
     summary = summarise(
         samples, effects, seed=1, max_quality_loss_nats=0.02, attached=True,
-        quality={"controld": {"mean": 0.031, "se": 0.001, "prompts": 8}}, static_configurations={"static-1": {"code": "<b>"}},
+        quality={"controld": {"mean": 0.031, "se": 0.001, "prompts": 8}},
+        static_configurations={"static-1": {"code": "<b>"}},
     )  # fmt: skip
     requests = [(float(index), sample, effects[index]) for index, sample in enumerate(samples)]
     return summary, Timeline(link=[(0.0, 2e9), (20.0, 2e7)], requests=requests, estimates=[(1.0, 2e8), (21.0, 2.4e6)])

@@ -228,6 +228,25 @@ def _bytes(effects: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
+def loaded_latencies(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The loaded run: median and 90th percentile of TTFT by arm, and requests that failed."""
+    result: dict[str, Any] = {}
+    for record in records:
+        if record["kind"] == "loaded":
+            entry = result.setdefault(record["arm"], {"ttft_s": [], "failed": 0})
+            if "error" in record:
+                entry["failed"] += 1
+            else:
+                entry["ttft_s"].append(record["ttft_s"])
+    for entry in result.values():
+        times = sorted(entry.pop("ttft_s"))
+        if times:
+            entry["ttft_median_s"] = times[len(times) // 2]
+            entry["ttft_p90_s"] = times[min(len(times) - 1, len(times) * 9 // 10)]
+        entry["requests"] = len(times)
+    return result
+
+
 def verdicts(summary: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Each claim with its figure and whether it holds; a claim whose figure is missing does not hold."""
     raw, static = summary["ttft_raw_over_controld"], summary["ttft_best_static_over_controld"]

@@ -110,7 +110,7 @@ def conclude(plan: ExperimentPlan, model: Path, out: Path, bar: _Bar, *, remeasu
     Raises:
         ControldError: there is no finished run in `out`, or it proves nothing.
     """
-    from dataplanes.sglang.demo.analysis import summarise
+    from dataplanes.sglang.demo.analysis import loaded_latencies, summarise
     from dataplanes.sglang.demo.report import Timeline, page
     from dataplanes.sglang.demo.run import read_log
 
@@ -132,7 +132,7 @@ def conclude(plan: ExperimentPlan, model: Path, out: Path, bar: _Bar, *, remeasu
         attached=attached,
     )
     summary["machine"] = setup["machine"]
-    summary["loaded"] = _loaded(others)
+    summary["loaded"] = loaded_latencies(others)
     links = [json.loads(line) for line in (out / "link.jsonl").read_text().splitlines()]
     timeline = Timeline(
         link=[(record["second"], record["rate_bits_per_s"]) for record in links],
@@ -165,25 +165,6 @@ def _remeasure(plan: ExperimentPlan, model: Path, out: Path, bar: _Bar) -> dict[
     return remeasure(
         model, prompts, used, {arm_id: known[arm_id] for arm_id in ids}, page_tokens=SERVED_PAGE_TOKENS, step=step
     )
-
-
-def _loaded(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """The loaded run: median and 90th percentile of TTFT by arm, and requests that failed."""
-    result: dict[str, Any] = {}
-    for record in records:
-        if record["kind"] == "loaded":
-            entry = result.setdefault(record["arm"], {"ttft_s": [], "failed": 0})
-            if "error" in record:
-                entry["failed"] += 1
-            else:
-                entry["ttft_s"].append(record["ttft_s"])
-    for entry in result.values():
-        times = sorted(entry.pop("ttft_s"))
-        if times:
-            entry["ttft_median_s"] = times[len(times) // 2]
-            entry["ttft_p90_s"] = times[min(len(times) - 1, len(times) * 9 // 10)]
-        entry["requests"] = len(times)
-    return result
 
 
 def _show(summary: dict[str, Any], out: Path, *, as_json: bool) -> None:

@@ -133,6 +133,15 @@ class Daemon:
             raise DaemonError(f"{method} {path} answered {response.status}: {answer}", code="demo.daemon_refused")
         return answer
 
+    def text(self, path: str) -> str:
+        """GET of something that is no JSON, such as `/metrics`."""
+        connection = _UnixConnection(self.admin_socket, _START_S)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().read().decode()
+        finally:
+            connection.close()
+
     def get(self, path: str) -> Any:
         """GET."""
         return self.request("GET", path)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from controld.contract.errors import ControldError
-from dataplanes.sglang.launcher.settings import ADMIN_KEY
 
 
 class GenerationError(ControldError):
@@ -50,9 +49,6 @@ class SglangClient:
         self._host = host
         self._port = port
         self._timeout_s = timeout_s
-
-    def close(self) -> None:
-        """Nothing is held between requests; here so that `contextlib.closing` fits."""
 
     def generate(
         self,
@@ -134,30 +130,6 @@ class SglangClient:
             cached_tokens=int(meta.get("cached_tokens") or 0),
             request_id=str(meta["id"]),
         )
-
-    def get_json(self, path: str) -> Any:
-        """Fetch an administrative address such as `/server_info`."""
-        return json.loads(self._plain("GET", path))
-
-    def flush_cache(self) -> None:
-        """Empty the server's prefix cache; it must be idle."""
-        self._plain("POST", "/flush_cache?timeout=10")
-
-    def _plain(self, method: str, path: str) -> bytes:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
-        try:
-            connection.request(method, path, headers={"Authorization": f"Bearer {ADMIN_KEY}"})
-            response = connection.getresponse()
-            body = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise GenerationError(
-                f"{method} {path}: {type(error).__name__}: {error}", code="client.connection"
-            ) from error
-        finally:
-            connection.close()
-        if response.status != 200:
-            raise GenerationError(f"{method} {path} answered {response.status}: {body[:300]!r}", code="client.refused")
-        return body
 
 
 def _merge(tokens: list[int], event: dict[str, Any]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -126,12 +125,6 @@ class SglangPair(_Running):
     def client(self, timeout_s: float = 600.0) -> SglangClient:
         """A client of the router."""
         return SglangClient(self.router.host, self.router.port, timeout_s=timeout_s)
-
-    def flush_caches(self) -> None:
-        """Empty the prefix caches of both servers (they must be idle)."""
-        for server in (self.prefill, self.decode):
-            with contextlib.closing(SglangClient(server.host, server.port)) as client:
-                client.flush_cache()
 
 
 class UnsplitServer(_Running):

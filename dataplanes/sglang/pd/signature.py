@@ -16,6 +16,7 @@ REGISTRATION_FRAMES: Final = 20
 
 _MANAGER_METHODS: Final = {
     "__init__": "self, args, disaggregation_mode, server_args, is_mla_backend=",
+    "init_engine": "self",
     "register_buffer_to_engine": "self",
     "deregister_buffer_to_engine": "self",
     "teardown": "self",
