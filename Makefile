@@ -22,7 +22,7 @@ check: setup ## format, lint, types, import rules and the fast tests
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	$(PYTEST) -q -m "not slow and not pair and not root"
+	$(PYTEST) -q -n 2 -m "not slow and not pair and not root"
 
 test: setup ## every test, the real pair included
 	.venv/bin/ruff check .
