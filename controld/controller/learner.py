@@ -36,7 +36,10 @@ _LATE_S = 600.0
 _AHEAD_S = 60.0
 _LARGEST_LOG = math.log(1000.0)
 _POOL_CAP = 16.0
-_POOL_DOUBT = 8.0
+_POOL_DOUBT = 2.0
+
+_EVERY_CODED = "coded"
+"""Under this name stands what all coded arms share: bytes take the time that the link takes, whoever coded them."""
 
 
 class Feedback(StrEnum):
@@ -136,7 +139,7 @@ class Learner:
 
     def corrections(self, now_unix_s: float) -> dict[str, tuple[StageCorrection, ...]]:
         """Each known arm's corrections, in the order of `STAGES`: as `TableRequest.corrections` wants them."""
-        pooled = {stage: self._pooled(stage, now_unix_s) for stage in STAGES}
+        pooled = {stage: 0.0 if stage is Stage.WIRE else self._pooled(stage, now_unix_s) for stage in STAGES}
         return {
             arm_id: tuple(
                 self._posterior(arm_id, stage).correction(now_unix_s, 0.0 if arm_id == RAW else pooled[stage])
@@ -204,8 +207,9 @@ class Learner:
         state = self._state(effect.arm_id)
         state.faults = state.faults.succeeded()
         for stage, ratio in ratios.items():
-            pooled = 0.0 if not coded else self._pooled(stage, now_unix_s, without=effect.arm_id)
-            state.stages[stage] = self._posterior(effect.arm_id, stage).observe(ratio, now_unix_s, pooled)
+            keeper = self._keeper(effect.arm_id, stage)
+            pooled = self._pooled(stage, now_unix_s, without=effect.arm_id) if keeper is state and coded else 0.0
+            keeper.stages[stage] = self._posterior(effect.arm_id, stage).observe(ratio, now_unix_s, pooled)
         self.evidence += 1
         return Feedback.LEARNED
 
@@ -247,13 +251,19 @@ class Learner:
         return total / (weight + _POOL_DOUBT)
 
     def _posterior(self, arm_id: str, stage: Stage) -> LogRatioPosterior:
-        state = self._arms.get(arm_id)
+        state = self._arms.get(_EVERY_CODED if stage is Stage.WIRE and arm_id != RAW else arm_id)
         if state is not None and stage in state.stages:
             return state.stages[stage]
         return LogRatioPosterior.fresh(self._prior(arm_id, stage))
 
     def _prior(self, arm_id: str, stage: Stage) -> StagePrior:
         return (FOREIGN_PRIORS if self._known[arm_id].foreign else LOCAL_PRIORS)[stage]
+
+    def _keeper(self, arm_id: str, stage: Stage) -> _ArmState:
+        """Where a stage's posterior of an arm is kept."""
+        if stage is Stage.WIRE and arm_id != RAW:
+            return self._arms.setdefault(_EVERY_CODED, _ArmState(basis=""))
+        return self._state(arm_id)
 
     def _state(self, arm_id: str) -> _ArmState:
         return self._arms.setdefault(arm_id, _ArmState(basis=self._known[arm_id].basis))

@@ -70,7 +70,7 @@ def test_a_slow_machine_is_seen_on_arms_not_yet_used_but_not_wholly(effect: Buil
     for number in range(30):
         learner.observe(coded(effect, used, number, slow=2.0), NOW)
     assert factor(learner, used.arm_id, Stage.ENCODE) == pytest.approx(2.0, rel=0.1)
-    assert 1.2 < factor(learner, idle.arm_id, Stage.ENCODE) < 1.8
+    assert 1.6 < factor(learner, idle.arm_id, Stage.ENCODE) < 1.95
     assert factor(learner, RAW, Stage.ENCODE) == pytest.approx(1.0, abs=0.02)
 
 
@@ -288,3 +288,17 @@ def test_whatever_comes_the_corrections_stay_sane(effect: Build, profile: Build,
     restored.restore(learner.to_json())
     assert restored.to_json() == learner.to_json()
     assert sum(learner.counters.values()) > 0
+
+
+def test_what_the_link_took_is_learned_for_every_coded_arm_alike(effect: Build, profile: Build) -> None:
+    """An arm much used must not look faster than one that sends fewer bytes: the link is the same for both."""
+    used, idle = profile(12), profile(8)
+    learner = learner_for(used, idle)
+    for number in range(30):
+        learner.observe(coded(effect, used, number, wire_s=0.30), NOW)
+    assert factor(learner, idle.arm_id, Stage.WIRE) == factor(learner, used.arm_id, Stage.WIRE)
+    assert factor(learner, used.arm_id, Stage.WIRE) < 0.9
+    assert factor(learner, RAW, Stage.WIRE) == pytest.approx(1.0, abs=0.03)
+    again = learner_for(used, idle)
+    again.restore(learner.to_json())
+    assert again.corrections(NOW) == learner.corrections(NOW)

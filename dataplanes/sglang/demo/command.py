@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ every prompt raw, with three static codecs and with controld deciding. Prints a 
 
 examples:
   controld demo                 some ten minutes, a few prompts a phase; results in build/demo
-  controld demo --evidence      up to an hour, intervals narrow enough to decide every claim; build/evidence
+  controld demo --evidence      an hour or two, intervals narrow enough to decide every claim; build/evidence
+  controld demo --evidence --at-most 24 --no-load    half an hour, wider intervals
   controld demo --recompute     the figures again, from the kept logs
   controld demo --keep          leave the daemon's API up afterwards
 """
@@ -39,6 +41,10 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--evidence", action="store_true", help="the long run; exit status 1 where a claim fails")
+    parser.add_argument(
+        "--at-most", type=int, metavar="PAIRS", help="end each phase after so many prompts, however wide its intervals"
+    )
+    parser.add_argument("--no-load", action="store_true", help="leave out the run with several requests in flight")
     parser.add_argument("--recompute", action="store_true", help="only rebuild the figures from the kept logs")
     parser.add_argument("--keep", action="store_true", help="leave the daemon's API up until interrupted")
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="folder of the model (default: %(default)s)")
@@ -76,6 +82,11 @@ def run(arguments: argparse.Namespace) -> int:
         0 when a run was made (in evidence mode: when every claim also holds), else 1.
     """
     plan = EVIDENCE if arguments.evidence else DEMO
+    if arguments.at_most is not None:
+        at_most = arguments.at_most
+        plan = replace(plan, min_pairs=min(plan.min_pairs, at_most), max_pairs=min(plan.max_pairs, at_most))
+    if arguments.no_load:
+        plan = replace(plan, loaded_requests=0)
     out: Path = arguments.out or Path("build/evidence" if arguments.evidence else "build/demo")
     console = Console(stderr=True)
     # The servers are ended by the context managers, and those run on an exception only.

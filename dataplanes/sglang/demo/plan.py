@@ -95,12 +95,12 @@ PHASES = (
 
 EVIDENCE = ExperimentPlan(
     phases=PHASES,
-    prompt_tokens=(512, 64, 1024, 256, 128, 2048, 384, 768),
+    prompt_tokens=(512, 64, 256, 2048, 128, 384, 96, 192),
     min_pairs=24,
     max_pairs=60,
     half_width=0.04,
     phase_limit_s=560.0,
-    output_tokens=8,
+    output_tokens=4,
     warm_up_prompts=2,
     seed=13,
     max_quality_loss_nats=0.02,
