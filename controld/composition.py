@@ -144,7 +144,7 @@ class Core:
         await self.planner.on_effects(session, effects)
 
     async def _on_telemetry(self, session: AgentSession, telemetry: Telemetry) -> None:
-        del session, telemetry  # kept by the session; plans do not depend on it, agents draw by their own estimates
+        await self.planner.on_telemetry(session, telemetry)
 
     async def _on_trial_result(self, session: AgentSession, outcome: TrialOutcome) -> None:
         await self.studies.on_trial_result(session, outcome)

@@ -12,6 +12,7 @@ from controld.candidates.profile import Profile
 from controld.contract.clock import Clock
 from controld.contract.decision import RAW, ClassRule
 from controld.contract.errors import ControldError
+from controld.contract.telemetry import Telemetry
 from controld.controller.decide import decide
 from controld.controller.plan import Plan, plan_equal
 from controld.fleet.published import Selector
@@ -102,6 +103,12 @@ class Planner:
         if session.connected:
             await self.learning.enroll(Selector(identity.kind, identity.deployment), identity.agent_id)
         self.wake()
+
+    async def on_telemetry(self, session: AgentSession, telemetry: Telemetry) -> None:
+        """The fleet's callback: an agent may hold what no policy of this process stands for."""
+        selector = Selector(session.identity.kind, session.identity.deployment)
+        if telemetry.applied_version and self._fleet.desired(selector) is None:
+            self.wake()
 
     # ------------------------------------------------------------------------------------ life
 
