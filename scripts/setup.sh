@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 
 STAMPS=.venv/.setup
 MODEL_DIR=build/models/smollm2-135m-instruct
+ARTEFACT_DIR=build/models/artefacts
 STARTED=$SECONDS
 
 say() { printf '[setup %3ds] %s\n' "$((SECONDS - STARTED))" "$*"; }
@@ -88,8 +89,18 @@ model() {
     stamp model dataplanes/sglang/model.py
 }
 
+artefact() {
+    local made_by=dataplanes/kvcodec/predictive/fit.py
+    done_already artefact "$made_by" && compgen -G "$ARTEFACT_DIR/*.safetensors" > /dev/null && return
+    say "calibrating codecs on the model, to $ARTEFACT_DIR (a minute or two)"
+    rm -rf "$ARTEFACT_DIR"
+    .venv/bin/python -m dataplanes.sglang.profiler.calibrate --model "$MODEL_DIR" --out "$ARTEFACT_DIR" > /dev/null
+    stamp artefact "$made_by"
+}
+
 find_python
 system_packages
 python_packages
 model
+artefact
 say "ready"

@@ -68,10 +68,17 @@ def _levels(
     }
 
 
+def _calibrated(step: float) -> dict[str, Value]:
+    """With whatever artefact the space offers first."""
+    return {"transform": "klt", "quantise": "uniform", "step": step}
+
+
 _QUICK: tuple[dict[str, Value], ...] = (
     {"transform": "none", "quantise": "none"},
     _levels(10, 5),
+    _calibrated(0.28),
     _levels(16, 8),
+    _calibrated(0.2),
     _levels(12, 6),
     _levels(20, 10),
     _levels(8, 4),
@@ -81,6 +88,10 @@ _QUICK: tuple[dict[str, Value], ...] = (
 _FULL: tuple[dict[str, Value], ...] = (
     *_QUICK,
     {"transform": "none", "quantise": "nvfp4", "sink_tokens": 1},
+    _calibrated(0.4),
+    _calibrated(0.14),
+    _calibrated(0.56),
+    _calibrated(0.1),
     _levels(14, 7),
     _levels(10, 6),
     _levels(8, 6),

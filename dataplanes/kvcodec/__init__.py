@@ -4,8 +4,11 @@ from dataplanes.kvcodec.codec import DecodedFrame, KVCodec, decode_frame, peek_h
 from dataplanes.kvcodec.errors import CodecError, FrameError, FrameErrorReason
 from dataplanes.kvcodec.frame import FrameHeader
 from dataplanes.kvcodec.layout import KVDtype, KVLayout, Plane, PlaneRole
+from dataplanes.kvcodec.predictive import NO_ARTEFACTS, ArtefactShelf, PredictiveArtefact
 
 __all__ = [
+    "NO_ARTEFACTS",
+    "ArtefactShelf",
     "CodecError",
     "DecodedFrame",
     "FrameError",
@@ -16,6 +19,7 @@ __all__ = [
     "KVLayout",
     "Plane",
     "PlaneRole",
+    "PredictiveArtefact",
     "decode_frame",
     "peek_header",
 ]

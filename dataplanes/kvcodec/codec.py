@@ -2,12 +2,13 @@
 
 Public interface, stable:
 
-- `KVCodec(configuration, layout)`; raises `CodecError` for what the layout cannot carry. Immutable, usable in any
-  number of threads at once.
+- `KVCodec(configuration, layout, artefacts=...)`; raises `CodecError` for what the layout cannot carry. Immutable,
+  usable in any number of threads at once.
 - `codec.max_frame_bytes(tokens)`: how large a buffer must be.
-- `codec.encode_into(planes, buffer, first_token=..., chunk_index=..., chunk_count=...) -> int` (hot path) and
+- `codec.encode_into(planes, buffer, first_token=..., request_tokens=..., ...) -> int` (hot path) and
   `codec.encode(planes, ...) -> bytes`.
-- `decode_frame(buffer, out=None, max_raw_bytes=...) -> DecodedFrame`: needs nothing but the frame.
+- `decode_frame(buffer, out=None, max_raw_bytes=..., artefacts=...) -> DecodedFrame`: needs nothing but the frame, and
+  the artefact where it names one.
 - `KVCodec.compile()`: build the native kernels; call it before serving.
 - `peek_header(buffer) -> FrameHeader`: verify and read the header without decoding.
 
@@ -40,8 +41,10 @@ from dataplanes.kvcodec.frame import (
     section_bytes,
 )
 from dataplanes.kvcodec.layout import ChunkPlanes, KVLayout, Planes
-from dataplanes.kvcodec.native.library import load_library
+from dataplanes.kvcodec.native.library import load_library, load_predictive_library
 from dataplanes.kvcodec.parameters import parse_parameters
+from dataplanes.kvcodec.predictive import NO_ARTEFACTS, ArtefactShelf
+from dataplanes.kvcodec.predictive.stage import PredictiveStage
 from dataplanes.kvcodec.stages import LosslessStage, RawStage, Stage, stage_for
 
 Bytes = NDArray[np.uint8]
@@ -84,21 +87,34 @@ class KVCodec:
     Args:
         configuration: a point of `kv_strategy_space(layout)`, or any other that `parse_parameters` accepts.
         layout: the sender's planes.
+        artefacts: calibrated data that the configuration may name.
         use_native: false runs the torch reference everywhere; the frames are the same.
 
     Raises:
         CodecError: the configuration is malformed or does not fit the layout.
     """
 
-    def __init__(self, configuration: Configuration, layout: KVLayout, *, use_native: bool = True) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        layout: KVLayout,
+        *,
+        artefacts: ArtefactShelf = NO_ARTEFACTS,
+        use_native: bool = True,
+    ) -> None:
         self.configuration = configuration
         self.layout = layout
-        self.parameters = parse_parameters(configuration, layout)
+        self.parameters = parse_parameters(configuration, layout, artefacts)
         self._coder = CODERS[self.parameters.code]
         self._metadata = encode_metadata(configuration, layout)
         packs, dtype = self._coder.packs_symbols, layout.dtype
-        self._stages = tuple(
-            stage_for(stack, dtype, self.parameters, packs=packs, use_native=use_native) for stack in layout.stacks
+        uniform = self.parameters.uniform
+        self._stages: tuple[Stage, ...] = (
+            (PredictiveStage(layout, uniform.artefact, uniform.step),)
+            if uniform
+            else tuple(
+                stage_for(stack, dtype, self.parameters, packs=packs, use_native=use_native) for stack in layout.stacks
+            )
         )
         self._raw_stages = tuple(RawStage(stack, dtype) for stack in layout.stacks)
         self._sink_stages = tuple(LosslessStage(stack, dtype, use_native=use_native) for stack in layout.stacks)
@@ -110,7 +126,7 @@ class KVCodec:
         Returns:
             Whether the native kernels run; without them the reference does the work, several times slower.
         """
-        return load_library() is not None
+        return load_library() is not None and load_predictive_library() is not None
 
     @property
     def chunk_alignment_tokens(self) -> int:
@@ -138,11 +154,24 @@ class KVCodec:
         raw = sum(section_bytes(size) for size in _Part(self._raw_stages, 0, tokens, 0).section_sizes)
         return header + max(raw, coded)
 
-    def encode(self, planes: Planes, *, first_token: int, chunk_index: int = 0, chunk_count: int = 1) -> bytes:
+    def encode(
+        self,
+        planes: Planes,
+        *,
+        first_token: int,
+        chunk_index: int = 0,
+        chunk_count: int = 1,
+        request_tokens: int = 0,
+    ) -> bytes:
         """`encode_into` a buffer of its own."""
         buffer = np.empty(self.max_frame_bytes(self.layout.check_planes(planes), first_token), np.uint8)
         size = self.encode_into(
-            planes, buffer, first_token=first_token, chunk_index=chunk_index, chunk_count=chunk_count
+            planes,
+            buffer,
+            first_token=first_token,
+            chunk_index=chunk_index,
+            chunk_count=chunk_count,
+            request_tokens=request_tokens,
         )
         return buffer[:size].tobytes()
 
@@ -155,6 +184,7 @@ class KVCodec:
         rows: Tensor | None = None,
         chunk_index: int = 0,
         chunk_count: int = 1,
+        request_tokens: int = 0,
     ) -> int:
         """Write one frame.
 
@@ -166,6 +196,8 @@ class KVCodec:
                 first.
             chunk_index: which chunk of the transfer this is.
             chunk_count: how many there are; 0 if not known yet.
+            request_tokens: length of the whole request, whose last tokens may be coded more finely; 0 if not known. All
+                chunks of a transfer must say the same.
 
         Returns:
             Size of the frame. A chunk with an infinity or a NaN, or with a range that the side data cannot hold, is
@@ -174,8 +206,10 @@ class KVCodec:
         Raises:
             CodecError: planes or buffer are not as announced.
         """
-        chunk = self.layout.chunk(planes, rows)
+        chunk = self.layout.chunk(planes, rows, request_tokens=request_tokens)
         tokens = chunk.tokens
+        if request_tokens and first_token + tokens > request_tokens:
+            raise CodecError(f"tokens beyond a request of {request_tokens}", code="codec.request_tokens")
         target = _byte_view(buffer)
         if not target.flags.writeable:
             raise CodecError("the buffer is read-only", code="codec.buffer")
@@ -196,9 +230,10 @@ class KVCodec:
             tokens=tokens,
             chunk_index=chunk_index,
             chunk_count=chunk_count,
+            request_tokens=request_tokens,
         )
 
-    def error_bound(self, planes: Planes, *, first_token: int) -> list[Tensor]:
+    def error_bound(self, planes: Planes, *, first_token: int, request_tokens: int = 0) -> list[Tensor]:
         """The stated bound: how far each decoded element may lie from its input.
 
         Returns:
@@ -206,14 +241,14 @@ class KVCodec:
             bound may be anything, NaN included.
         """
         bounds = [torch.zeros(plane.shape, dtype=torch.float32, device=plane.device) for plane in planes]
-        chunk = self.layout.chunk(planes)
+        chunk = self.layout.chunk(planes, request_tokens=request_tokens)
         for part in self._parts(chunk.tokens, first_token):
             source, target = (
                 chunk.between(part.start, part.stop),
                 ChunkPlanes(bounds, None).between(part.start, part.stop),
             )
             for stage in part.stages:
-                target.write(stage.bound(source.read(stage.stack).float(), part.first_token), stage.stack)
+                stage.write_bound(source, target, part.first_token)
         return bounds
 
     def _parts(self, tokens: int, first_token: int) -> list[_Part]:
@@ -265,6 +300,7 @@ def decode_frame(
     *,
     rows: Tensor | None = None,
     max_raw_bytes: int = MAX_RAW_BYTES,
+    artefacts: ArtefactShelf = NO_ARTEFACTS,
     use_native: bool = True,
 ) -> DecodedFrame:
     """Verify and decode one frame.
@@ -274,6 +310,7 @@ def decode_frame(
         out: where the planes go (any device, any strides, the frame's shapes and dtype); allocated if None.
         rows: where `out` is a pool, the row of each token there (int64); other rows are left alone.
         max_raw_bytes: refuse frames that would decode to more.
+        artefacts: what this receiver holds.
         use_native: false runs the torch reference everywhere.
 
     Raises:
@@ -284,14 +321,16 @@ def decode_frame(
     if header.raw_bytes > max_raw_bytes:
         raise FrameError(FrameErrorReason.TOO_LARGE, f"{header.raw_bytes} raw bytes, at most {max_raw_bytes} wanted")
     try:
-        codec = _codec_for(header.configuration, header.layout, use_native)
+        codec = _codec_for(header.configuration, header.layout, artefacts, use_native)
     except CodecError as error:
-        raise FrameError(FrameErrorReason.CONFIGURATION, str(error)) from error
+        is_unknown = error.code == "codec.artefact_unknown"
+        reason = FrameErrorReason.ARTEFACT if is_unknown else FrameErrorReason.CONFIGURATION
+        raise FrameError(reason, str(error)) from error
     if out is None:
-        chunk = ChunkPlanes(_allocate(header.layout, header.tokens), None)
+        chunk = ChunkPlanes(_allocate(header.layout, header.tokens), None, header.request_tokens)
     else:
         try:
-            chunk = header.layout.chunk(out, rows)
+            chunk = header.layout.chunk(out, rows, request_tokens=header.request_tokens)
         except CodecError as error:
             raise FrameError(FrameErrorReason.SHAPE, str(error)) from error
         if chunk.tokens != header.tokens:
@@ -313,8 +352,8 @@ def peek_header(buffer: Buffer) -> FrameHeader:
 
 
 @lru_cache(maxsize=64)
-def _codec_for(configuration: Configuration, layout: KVLayout, use_native: bool) -> KVCodec:
-    return KVCodec(configuration, layout, use_native=use_native)
+def _codec_for(configuration: Configuration, layout: KVLayout, artefacts: ArtefactShelf, use_native: bool) -> KVCodec:
+    return KVCodec(configuration, layout, artefacts=artefacts, use_native=use_native)
 
 
 def _allocate(layout: KVLayout, tokens: int) -> Planes:

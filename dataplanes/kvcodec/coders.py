@@ -149,7 +149,22 @@ class EntropyCoder(ZstdCoder):
     )
 
 
+class CalibratedCoder(StoredCoder):
+    """Interleaved rANS with an artefact's tables: its stage codes the symbols itself, and they pass through here."""
+
+    name = "rans"
+
+    def decode(self, sections: Sequence[memoryview], sizes: Sequence[int]) -> list[Bytes]:
+        """Views, of at most the announced size."""
+        for section, size in zip(sections, sizes, strict=True):
+            if len(section) > size:
+                raise FrameError(FrameErrorReason.PAYLOAD, f"{len(section)} coded bytes where {size} are the most")
+        return [np.frombuffer(section, np.uint8) for section in sections]
+
+
 STORED: Final = StoredCoder()
 
-CODERS: Final[dict[str, Coder]] = {coder.name: coder for coder in (STORED, BitpackCoder(), EntropyCoder(), ZstdCoder())}
+CODERS: Final[dict[str, Coder]] = {
+    coder.name: coder for coder in (STORED, BitpackCoder(), EntropyCoder(), ZstdCoder(), CalibratedCoder())
+}
 """Every coder by the name that configurations use."""

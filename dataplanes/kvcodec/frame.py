@@ -12,7 +12,7 @@ offset size  field
 36     4     chunk index
 40     4     chunk count
 44     4     metadata bytes
-48     8     zero
+48     8     tokens of the whole request; 0 where the sender does not know
 56     8     XXH3-64 of everything else, the first 56 bytes first
 64     ...   metadata: canonical JSON of configuration, its id, planes, dtype and page size; zero padding to 8
 ...    ...   sections: 8 bytes of length, that many bytes, zero padding to 8
@@ -68,6 +68,7 @@ class FrameHeader:
         tokens: tokens in this frame.
         chunk_index: which chunk of the transfer this is.
         chunk_count: how many chunks the sender announces; 0 while it does not know.
+        request_tokens: length of the whole request; 0 where the sender does not know it.
         frame_bytes: size of the whole frame.
         raw_bytes: size of the planes before coding.
     """
@@ -79,6 +80,7 @@ class FrameHeader:
     tokens: int
     chunk_index: int
     chunk_count: int
+    request_tokens: int
     frame_bytes: int
     raw_bytes: int
 
@@ -176,13 +178,21 @@ class FrameWriter:
         self._append(bytes(-data.size % 8))
 
     def finish(
-        self, *, is_raw: bool, raw_bytes: int, first_token: int, tokens: int, chunk_index: int, chunk_count: int
+        self,
+        *,
+        is_raw: bool,
+        raw_bytes: int,
+        first_token: int,
+        tokens: int,
+        chunk_index: int,
+        chunk_count: int,
+        request_tokens: int,
     ) -> int:
         """Write the header; returns the frame's size."""
         flags = FLAG_RAW if is_raw else 0
         fixed = _FIXED.pack(
             MAGIC, FORMAT_VERSION, flags, self._end, raw_bytes, first_token, tokens, chunk_index, chunk_count,
-            self._metadata_bytes, 0,
+            self._metadata_bytes, request_tokens,
         )  # fmt: skip
         self._buffer.data[: len(fixed)] = fixed
         checksum = _checksum(fixed, self._buffer.data[FIXED_BYTES : self._end])
@@ -214,7 +224,7 @@ class FrameReader:
         fixed = bytes(buffer[: _FIXED.size])
         (
             magic, version, flags, frame_bytes, raw_bytes, first_token, tokens, chunk_index, chunk_count,
-            metadata_bytes, reserved,
+            metadata_bytes, request_tokens,
         ) = _FIXED.unpack(fixed)  # fmt: skip
         if magic != MAGIC:
             raise FrameError(FrameErrorReason.MAGIC, f"starts with {magic!r}")
@@ -226,13 +236,15 @@ class FrameReader:
         (expected,) = _CHECKSUM.unpack(buffer[_FIXED.size : FIXED_BYTES])
         if _checksum(fixed, body) != expected:
             raise FrameError(FrameErrorReason.CHECKSUM, "the checksum does not match")
-        if flags & ~FLAG_RAW or reserved or metadata_bytes > MAX_METADATA_BYTES:
+        if flags & ~FLAG_RAW or metadata_bytes > MAX_METADATA_BYTES:
             raise FrameError(FrameErrorReason.METADATA, "unknown flags or oversized metadata")
         configuration, layout = decode_metadata(bytes(body[:metadata_bytes]))
         if raw_bytes > MAX_RAW_BYTES:
             raise FrameError(FrameErrorReason.TOO_LARGE, f"{raw_bytes} raw bytes in one frame")
         if raw_bytes != layout.raw_bytes(tokens):
             raise FrameError(FrameErrorReason.SHAPE, f"{raw_bytes} raw bytes, but {layout.raw_bytes(tokens)} by shape")
+        if request_tokens and first_token + tokens > request_tokens:
+            raise FrameError(FrameErrorReason.SHAPE, f"token {first_token + tokens} of a request of {request_tokens}")
         self.header = FrameHeader(
             configuration=configuration,
             layout=layout,
@@ -241,6 +253,7 @@ class FrameReader:
             tokens=tokens,
             chunk_index=chunk_index,
             chunk_count=chunk_count,
+            request_tokens=request_tokens,
             frame_bytes=frame_bytes,
             raw_bytes=raw_bytes,
         )

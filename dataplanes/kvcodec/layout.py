@@ -163,7 +163,7 @@ class KVLayout:
         """`[role, heads, head_dim, count]` per run of equal planes: the form that frames carry."""
         return [[plane.role.value, plane.heads, plane.head_dim, len(list(run))] for plane, run in groupby(self.planes)]
 
-    def chunk(self, planes: Planes, rows: Tensor | None = None) -> ChunkPlanes:
+    def chunk(self, planes: Planes, rows: Tensor | None = None, *, request_tokens: int = 0) -> ChunkPlanes:
         """Planes, or a pool's planes and the rows of a chunk's tokens, after checking everything about them.
 
         Raises:
@@ -176,7 +176,7 @@ class KVLayout:
             if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= count):
                 raise CodecError(f"a row outside 0..{count - 1}", code="codec.rows")
             rows = rows.contiguous()
-        return ChunkPlanes(planes, rows)
+        return ChunkPlanes(planes, rows, request_tokens)
 
     def check_planes(self, planes: Planes) -> int:
         """The number of tokens in `planes`, after checking count, shapes and dtype.
@@ -214,10 +214,12 @@ class ChunkPlanes:
         planes: `[tokens, heads, head_dim]` each, or the whole pool's.
         rows: int64 `[tokens]`, the pool's row of each token, on the planes' device; None if the planes hold exactly
             the chunk's tokens.
+        request_tokens: length of the request that they are a part of; 0 where nobody knows.
     """
 
     planes: Planes
     rows: Tensor | None
+    request_tokens: int = 0
 
     @property
     def tokens(self) -> int:
@@ -229,10 +231,10 @@ class ChunkPlanes:
         if (start, stop) == (0, self.tokens):
             return self
         if self.rows is not None:
-            return ChunkPlanes(self.planes, self.rows[start:stop])
+            return ChunkPlanes(self.planes, self.rows[start:stop], self.request_tokens)
         if isinstance(self.planes, Tensor):
-            return ChunkPlanes(self.planes[:, start:stop], None)
-        return ChunkPlanes([plane[start:stop] for plane in self.planes], None)
+            return ChunkPlanes(self.planes[:, start:stop], None, self.request_tokens)
+        return ChunkPlanes([plane[start:stop] for plane in self.planes], None, self.request_tokens)
 
     def listed(self, stack: Stack) -> list[Tensor]:
         """The planes of a stack as they lie, `rows` not applied."""

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from math import lcm
 
 from controld.contract.configuration import Configuration, Value
-from dataplanes.kvcodec.coders import CODERS
+from dataplanes.kvcodec.coders import CODERS, CalibratedCoder
 from dataplanes.kvcodec.errors import CodecError
 from dataplanes.kvcodec.layout import KVLayout, Plane, PlaneRole
+from dataplanes.kvcodec.native.library import load_predictive_library
+from dataplanes.kvcodec.predictive import NO_ARTEFACTS, ArtefactShelf, PredictiveArtefact
 from dataplanes.numerics import hadamard
 
 MAX_SINK_TOKENS = 1024
@@ -20,6 +22,7 @@ class Transform(enum.Enum):
 
     NONE = "none"
     HADAMARD = "hadamard"
+    KLT = "klt"
 
 
 class Quantise(enum.Enum):
@@ -29,6 +32,7 @@ class Quantise(enum.Enum):
     LEVELS = "levels"
     FP8_E4M3 = "fp8_e4m3"
     NVFP4 = "nvfp4"
+    UNIFORM = "uniform"
 
 
 class Axis(enum.Enum):
@@ -59,6 +63,19 @@ class LevelsParameters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UniformParameters:
+    """The layer-predictive transform codec.
+
+    Args:
+        artefact: calibrated for the model.
+        step: of the quantiser, one that the artefact has tables for.
+    """
+
+    artefact: PredictiveArtefact
+    step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CodecParameters:
     """A configuration that was checked against a layout.
 
@@ -70,6 +87,7 @@ class CodecParameters:
         quantise: number format of all other tokens.
         key: levels of keys and latents, where `quantise` is `LEVELS`.
         value: levels of values.
+        uniform: where `quantise` is `UNIFORM`.
         code: name of the lossless coder.
     """
 
@@ -79,6 +97,7 @@ class CodecParameters:
     quantise: Quantise
     key: LevelsParameters | None
     value: LevelsParameters | None
+    uniform: UniformParameters | None
     code: str
 
     @property
@@ -98,12 +117,19 @@ class CodecParameters:
         return lcm(*(part.group for part in (self.key, self.value) if part and part.axis is Axis.CHANNEL))
 
 
-def parse_parameters(configuration: Configuration, layout: KVLayout) -> CodecParameters:
+def parse_parameters(
+    configuration: Configuration, layout: KVLayout, artefacts: ArtefactShelf = NO_ARTEFACTS
+) -> CodecParameters:
     """Read and check a configuration.
+
+    Args:
+        configuration: what to read.
+        layout: what it must fit.
+        artefacts: where those that it names are looked up.
 
     Raises:
         CodecError: a parameter is unknown, missing, inactive, of the wrong type or out of range, or does not fit
-            the layout.
+            the layout; or an artefact is not here.
     """
     reader = _Reader(configuration)
     quantise = Quantise(reader.choice("quantise", [member.value for member in Quantise]))
@@ -113,7 +139,7 @@ def parse_parameters(configuration: Configuration, layout: KVLayout) -> CodecPar
     if transform is Transform.HADAMARD and "hadamard_seed" in configuration:
         seed = reader.integer("hadamard_seed", 0, 2**63 - 1)
     sink_tokens = 0
-    if quantise is not Quantise.NONE and "sink_tokens" in configuration:
+    if quantise not in (Quantise.NONE, Quantise.UNIFORM) and "sink_tokens" in configuration:
         sink_tokens = reader.integer("sink_tokens", 0, MAX_SINK_TOKENS)
     key = value = None
     if quantise is Quantise.LEVELS:
@@ -121,7 +147,12 @@ def parse_parameters(configuration: Configuration, layout: KVLayout) -> CodecPar
             key = _levels(reader, "key", layout, {PlaneRole.KEY, PlaneRole.LATENT})
         if PlaneRole.VALUE in layout.roles:
             value = _levels(reader, "value", layout, {PlaneRole.VALUE})
+    uniform = _uniform(reader, layout, artefacts) if quantise is Quantise.UNIFORM else None
     reader.finish()
+    if (quantise is Quantise.UNIFORM) != (transform is Transform.KLT):
+        raise _invalid("transform", "the calibrated transform and the uniform step go together")
+    if (quantise is Quantise.UNIFORM) != (code == CalibratedCoder.name):
+        raise _invalid("code", "calibrated tables and the uniform step go together")
     if quantise is Quantise.NONE and transform is not Transform.NONE:
         raise _invalid("transform", "a transform without quantisation would lose bits for nothing")
     if code == "bitpack" and quantise in (Quantise.NONE, Quantise.FP8_E4M3):
@@ -133,6 +164,7 @@ def parse_parameters(configuration: Configuration, layout: KVLayout) -> CodecPar
         quantise=quantise,
         key=key,
         value=value,
+        uniform=uniform,
         code=code,
     )
 
@@ -149,6 +181,19 @@ def _levels(reader: _Reader, part: str, layout: KVLayout, roles: set[PlaneRole])
             if plane.role in roles and plane.head_dim % min(group, plane.head_dim):
                 raise _invalid(f"{part}_group", f"{group} channels do not divide a head of {plane.head_dim}")
     return LevelsParameters(levels=levels, axis=axis, group=group)
+
+
+def _uniform(reader: _Reader, layout: KVLayout, artefacts: ArtefactShelf) -> UniformParameters:
+    if load_predictive_library() is None:
+        raise _invalid("transform", "the calibrated transform runs in native kernels, which cannot be built here")
+    artefact = artefacts.find(reader.text("artefact"))
+    misfit = artefact.fits(layout)
+    if misfit:
+        raise _invalid("artefact", f"made for another model: {misfit}")
+    step = reader.number("step")
+    if step not in artefact.steps:
+        raise _invalid("step", f"{step} is none of {list(artefact.steps)}")
+    return UniformParameters(artefact=artefact, step=step)
 
 
 def _invalid(name: str, problem: str) -> CodecError:
@@ -171,6 +216,18 @@ class _Reader:
         value = self._take(name)
         if type(value) is not int or not low <= value <= high:
             raise _invalid(name, f"{value!r} is not an integer in {low}..{high}")
+        return value
+
+    def text(self, name: str) -> str:
+        value = self._take(name)
+        if not isinstance(value, str):
+            raise _invalid(name, f"{value!r} is not text")
+        return value
+
+    def number(self, name: str) -> float:
+        value = self._take(name)
+        if type(value) is not float:
+            raise _invalid(name, f"{value!r} is not a number with a point")
         return value
 
     def finish(self) -> None:

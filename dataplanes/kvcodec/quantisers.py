@@ -220,8 +220,8 @@ def quantiser_for(plane: Plane, parameters: CodecParameters) -> StackQuantiser:
             return Fp8E4m3(plane)
         case Quantise.NVFP4:
             return Nvfp4(plane)
-        case Quantise.NONE:
-            raise AssertionError("a lossless configuration has no quantiser")
+        case Quantise.NONE | Quantise.UNIFORM:
+            raise AssertionError(f"{parameters.quantise} has no quantiser of single stacks")
 
 
 def split_bytes(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,27 @@ LARGEST_INPUT = 2.0**96
 
 
 class Stage(ABC):
-    """One stack's way to bytes. `tokens` is at least 1 everywhere.
+    """Some planes' way to bytes. `tokens` is at least 1 everywhere."""
+
+    @abstractmethod
+    def section_sizes(self, tokens: int, first_token: int) -> tuple[int, ...]:
+        """Plain bytes of each section."""
+
+    @abstractmethod
+    def encode(self, chunk: ChunkPlanes, first_token: int) -> list[Bytes] | None:
+        """The plain sections; None if the chunk must be stored raw."""
+
+    @abstractmethod
+    def decode(self, sections: Sequence[Bytes], chunk: ChunkPlanes, first_token: int) -> None:
+        """Write the planes into the chunk. Sections have the sizes that were announced, and may be read-only."""
+
+    @abstractmethod
+    def write_bound(self, chunk: ChunkPlanes, bounds: ChunkPlanes, first_token: int) -> None:
+        """Write the largest error of each element of the chunk's planes into float32 planes that hold zeros."""
+
+
+class StackStage(Stage):
+    """A stage of one stack.
 
     Args:
         stack: which planes.
@@ -40,21 +60,8 @@ class Stage(ABC):
         self.stack = stack
         self.dtype = dtype
 
-    @abstractmethod
-    def section_sizes(self, tokens: int, first_token: int) -> tuple[int, ...]:
-        """Plain bytes of each section."""
-
-    @abstractmethod
-    def encode(self, chunk: ChunkPlanes, first_token: int) -> list[Bytes] | None:
-        """The plain sections; None if the stack must be stored raw."""
-
-    @abstractmethod
-    def decode(self, sections: Sequence[Bytes], chunk: ChunkPlanes, first_token: int) -> None:
-        """Write the stack into the chunk. Sections have the sizes that were announced, and may be read-only."""
-
-    def bound(self, x: Tensor, first_token: int) -> Tensor:
-        """Largest error of each element of the float32 stack `x`: none, unless a stage says otherwise."""
-        return torch.zeros_like(x)
+    def write_bound(self, chunk: ChunkPlanes, bounds: ChunkPlanes, first_token: int) -> None:
+        """No error, unless a stage says otherwise."""
 
     @property
     def _token_elements(self) -> int:
@@ -64,7 +71,7 @@ class Stage(ABC):
         return len(self.stack.positions), tokens, self.stack.plane.heads, self.stack.plane.head_dim
 
 
-class RawStage(Stage):
+class RawStage(StackStage):
     """The planes as they are."""
 
     def section_sizes(self, tokens: int, first_token: int) -> tuple[int, ...]:
@@ -81,7 +88,7 @@ class RawStage(Stage):
         chunk.write(values.view(self._shape(-1)), self.stack)
 
 
-class LosslessStage(Stage):
+class LosslessStage(StackStage):
     """Exponents apart from the rest, bit for bit."""
 
     def __init__(self, stack: Stack, dtype: KVDtype, *, use_native: bool) -> None:
@@ -109,7 +116,7 @@ class LosslessStage(Stage):
         chunk.write(values.view(self._shape(-1)), self.stack)
 
 
-class QuantisedStage(Stage):
+class QuantisedStage(StackStage):
     """Transform, number format and packing."""
 
     def __init__(
@@ -163,8 +170,12 @@ class QuantisedStage(Stage):
             values = values.clamp(-limit, limit)
         chunk.write(values, self.stack)
 
-    def bound(self, x: Tensor, first_token: int) -> Tensor:
+    def write_bound(self, chunk: ChunkPlanes, bounds: ChunkPlanes, first_token: int) -> None:
         """See the base class."""
+        x = chunk.read(self.stack).float()
+        bounds.write(self._bound(x, first_token), self.stack)
+
+    def _bound(self, x: Tensor, first_token: int) -> Tensor:
         if self._seed is None:
             bound = self._quantiser.bound(x, first_token)
         else:

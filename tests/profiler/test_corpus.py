@@ -1,4 +1,4 @@
-"""Held-out texts are never calibration texts, and a workload is measured on its own texts only."""
+"""Held-out texts are never calibration or served texts, and a workload is measured on its own texts only."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from dataplanes.sglang.profiler.corpus import CorpusError, corpus_for, python_ma
 @given(st.lists(st.text(max_size=30), max_size=40))
 def test_the_split_loses_nothing_repeats_nothing_and_ignores_order(documents: list[str]) -> None:
     corpus = split_corpus("x", documents)
-    together = [*corpus.held_out, *corpus.calibration]
+    together = [*corpus.held_out, *corpus.calibration, *corpus.served]
     assert sorted(together) == sorted({text.strip() for text in documents} - {""})
     assert split_corpus("x", reversed(documents)) == corpus
 
 
-def test_the_manual_is_enough_for_many_segments_on_both_sides() -> None:
+def test_the_manual_is_enough_for_many_segments_of_every_part() -> None:
     corpus = python_manual()
-    assert min(sum(map(len, corpus.held_out)), sum(map(len, corpus.calibration))) > 200_000
+    assert sum(map(len, corpus.held_out)) > 200_000
+    assert min(sum(map(len, corpus.calibration)), sum(map(len, corpus.served))) > 80_000
     assert corpus.label.startswith("python-manual#")
 
 
@@ -37,7 +38,7 @@ def test_rows_of_both_shapes_are_read(tmp_path: Path) -> None:
     path = tmp_path / "maths.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows))
     corpus = read_corpus(path)
-    assert len(corpus.held_out) + len(corpus.calibration) == 40
+    assert len(corpus.held_out) + len(corpus.calibration) + len(corpus.served) == 40
     assert any(text.startswith("Question: q") for text in corpus.held_out)
     assert corpus_for("maths", tmp_path) == corpus
 
@@ -64,4 +65,4 @@ def test_a_folder_of_texts_is_one_corpus(tmp_path: Path) -> None:
         (folder / f"{number}.md").write_text(f"document {number}")
     (folder / "ignored.bin").write_bytes(b"\xff\xfe")
     corpus = corpus_for("code", tmp_path)
-    assert len(corpus.held_out) + len(corpus.calibration) == 12
+    assert len(corpus.held_out) + len(corpus.calibration) + len(corpus.served) == 12

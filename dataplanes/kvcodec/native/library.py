@@ -17,18 +17,18 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 _LOG = logging.getLogger(__name__)
 
-_SOURCE: Final = Path(__file__).with_name("kernels.c")
 _FLAGS: Final = (
-    "-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fopenmp-simd",
-    # Same operations in the same order as the reference.
-    "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math",
 )  # fmt: skip
+_SAME_AS_REFERENCE: Final = "-ffp-contract=off"
+_FUSED: Final = "-ffp-contract=fast"
 _COMPILE_TIMEOUT_S: Final = 120
 
 
@@ -38,6 +38,7 @@ class Status(enum.IntEnum):
     DONE = 0
     NOT_EXPRESSIBLE = 1
     NO_MEMORY = 2
+    DAMAGED = 3
 
 
 class PlanesStruct(ctypes.Structure):
@@ -91,18 +92,68 @@ class FloatFormatStruct(ctypes.Structure):
     )
 
 
+class LayersStruct(ctypes.Structure):
+    """`kv_layers` of predictive.c."""
+
+    _fields_ = (
+        ("key_addresses", ctypes.c_void_p),
+        ("value_addresses", ctypes.c_void_p),
+        ("key_strides", ctypes.c_void_p),
+        ("value_strides", ctypes.c_void_p),
+        ("index", ctypes.c_void_p),
+        ("tokens", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("key_dim", ctypes.c_int64),
+        ("value_dim", ctypes.c_int64),
+        ("dtype", ctypes.c_int64),
+    )
+
+
+class PredictorStruct(ctypes.Structure):
+    """`kv_predictor` of predictive.c."""
+
+    _fields_ = (
+        ("layers", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("max_rank", ctypes.c_int64),
+        ("depth", ctypes.c_int64),
+        ("bottleneck", ctypes.c_int64),
+        ("narrow", ctypes.c_void_p),
+        ("widen", ctypes.c_void_p),
+        ("analysis", ctypes.c_void_p),
+        ("synthesis", ctypes.c_void_p),
+        ("mean", ctypes.c_void_p),
+        ("ranks", ctypes.c_void_p),
+        ("rotary_dim", ctypes.c_int64),
+        ("cosines", ctypes.c_void_p),
+        ("sines", ctypes.c_void_p),
+        ("first_token", ctypes.c_int64),
+        ("request_tokens", ctypes.c_int64),
+        ("band_count", ctypes.c_int64),
+        ("bands", ctypes.c_void_p),
+        ("refinements", ctypes.c_void_p),
+        ("step", ctypes.c_float),
+        ("dead_zone", ctypes.c_float),
+        ("shrink", ctypes.c_float),
+    )
+
+
+class TablesStruct(ctypes.Structure):
+    """`kv_tables` of predictive.c."""
+
+    _fields_ = (
+        ("classes", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+        ("hints", ctypes.c_void_p),
+    )
+
+
 @lru_cache(maxsize=1)
 def load_library() -> ctypes.CDLL | None:
-    """The kernels, or None (logged once, with the reason) where they cannot be built or loaded."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        _LOG.warning("no C compiler: KV codecs run their slower torch reference")
-        return None
-    try:
-        library = ctypes.CDLL(str(_built(compiler)))
-    except (OSError, subprocess.SubprocessError) as error:
-        detail = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
-        _LOG.warning("KV codec kernels are unavailable, the slower torch reference runs: %s %s", error, detail)
+    """The kernels of number formats, or None (logged once, with the reason) where they cannot be built or loaded."""
+    library = _loaded("kernels.c", _SAME_AS_REFERENCE)
+    if library is None:
         return None
     planes, pointer = ctypes.POINTER(PlanesStruct), ctypes.c_void_p
     levels, float_format = ctypes.POINTER(LevelsStruct), ctypes.POINTER(FloatFormatStruct)
@@ -117,18 +168,49 @@ def load_library() -> ctypes.CDLL | None:
     return library
 
 
-def _built(compiler: str) -> Path:
+@lru_cache(maxsize=1)
+def load_predictive_library() -> ctypes.CDLL | None:
+    """The kernels of the layer-predictive transform codec, or None as above."""
+    library = _loaded("predictive.c", _FUSED)
+    if library is None:
+        return None
+    layers, predictor, tables = (ctypes.POINTER(kind) for kind in (LayersStruct, PredictorStruct, TablesStruct))
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    library.kv_predictive_encode.argtypes = (layers, predictor, pointer)
+    library.kv_predictive_decode.argtypes = (layers, predictor, pointer)
+    library.kv_rans_encode.argtypes = (predictor, tables, integer, pointer, pointer, integer)
+    library.kv_rans_encode.restype = integer
+    library.kv_rans_decode.argtypes = (predictor, tables, integer, pointer, integer, pointer)
+    return library
+
+
+def _loaded(source: str, contraction: str) -> ctypes.CDLL | None:
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        _LOG.warning("no C compiler: KV codecs run their slower torch reference")
+        return None
+    try:
+        return ctypes.CDLL(str(_built(compiler, Path(__file__).with_name(source), (*_FLAGS, contraction))))
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
+        _LOG.warning(
+            "KV codec kernels of %s are unavailable, the slower torch reference runs: %s %s", source, error, detail
+        )
+        return None
+
+
+def _built(compiler: str, source: Path, flags: Sequence[str]) -> Path:
     """Path of the compiled kernels; compiles them unless the cache has them for this source, compiler and processor."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True, timeout=30).stdout
-    identity = "\0".join([_SOURCE.read_text(), *_FLAGS, version, _processor()])
-    target = _cache_folder() / f"kernels-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
+    identity = "\0".join([source.read_text(), *flags, version, _processor()])
+    target = _cache_folder() / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     if target.exists() and _is_ours(target):
         return target
     with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".so", delete=False) as file:
         unfinished = Path(file.name)
     try:
         subprocess.run(
-            [compiler, *_FLAGS, "-o", str(unfinished), str(_SOURCE)],
+            [compiler, *flags, "-o", str(unfinished), str(source)],
             check=True,
             capture_output=True,
             text=True,

@@ -31,7 +31,7 @@ _DTYPES = {KVDtype.BFLOAT16: 0, KVDtype.FLOAT16: 1, KVDtype.FLOAT32: 2}
 
 def is_available(planes: Sequence[Tensor]) -> bool:
     """Whether the kernels can be loaded and all planes lie on the host with whole tokens contiguous."""
-    return load_library() is not None and all(plane.is_cpu and _has_whole_tokens(plane) for plane in planes)
+    return load_library() is not None and all(plane.is_cpu and has_whole_tokens(plane) for plane in planes)
 
 
 class StackKernel(ABC):
@@ -199,6 +199,7 @@ def _call(
     return status
 
 
-def _has_whole_tokens(plane: Tensor) -> bool:
+def has_whole_tokens(plane: Tensor) -> bool:
+    """Whether heads and head_dim are contiguous within a token."""
     _, heads, head_dim = plane.shape
     return (head_dim == 1 or plane.stride(2) == 1) and (heads == 1 or plane.stride(1) == head_dim)

@@ -21,6 +21,7 @@ from controld.contract.errors import ControldError
 from dataplanes.sglang.demo.plan import DEMO, EVIDENCE, ExperimentPlan
 
 DEFAULT_MODEL = Path("build/models/smollm2-135m-instruct")
+DEFAULT_ARTEFACTS = Path("build/models/artefacts")
 SERVED_PAGE_TOKENS = 64
 
 
@@ -48,6 +49,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recompute", action="store_true", help="only rebuild the figures from the kept logs")
     parser.add_argument("--keep", action="store_true", help="leave the daemon's API up until interrupted")
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="folder of the model (default: %(default)s)")
+    parser.add_argument(
+        "--artefacts", type=Path, default=DEFAULT_ARTEFACTS,
+        help="folder of calibrated codec artefacts (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, help="folder of the results (default: build/demo or build/evidence)")
 
 
@@ -98,8 +103,10 @@ def run(arguments: argparse.Namespace) -> int:
             from dataplanes.sglang.link import enter_user_namespace_if_needed
 
             enter_user_namespace_if_needed()
-            Experiment(plan, arguments.model, out, bar).run()
-        summary = conclude(plan, arguments.model, out, bar, remeasure=not arguments.recompute)
+            Experiment(plan, arguments.model, out, bar, artefacts=arguments.artefacts).run()
+        summary = conclude(
+            plan, arguments.model, out, bar, artefacts=arguments.artefacts, remeasure=not arguments.recompute
+        )
     except ControldError as error:
         bar.close()
         console.print(f"[red]{error.code}[/red]: {error}", highlight=False)
@@ -115,7 +122,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if not arguments.evidence or all(verdict["holds"] for verdict in summary["verdicts"].values()) else 1
 
 
-def conclude(plan: ExperimentPlan, model: Path, out: Path, bar: _Bar, *, remeasure: bool) -> dict[str, Any]:
+def conclude(
+    plan: ExperimentPlan, model: Path, out: Path, bar: _Bar, *, artefacts: Path | None = None, remeasure: bool
+) -> dict[str, Any]:
     """Re-measure quality (or take what was measured), and write `summary.json` and `index.html`.
 
     Raises:
@@ -131,7 +140,7 @@ def conclude(plan: ExperimentPlan, model: Path, out: Path, bar: _Bar, *, remeasu
     samples, effects, others, attached = read_log(out)
     quality_file = out / "quality.json"
     if remeasure:
-        quality_file.write_text(json.dumps(_remeasure(plan, model, out, bar), indent=1))
+        quality_file.write_text(json.dumps(_remeasure(plan, model, out, bar, artefacts), indent=1))
     quality = json.loads(quality_file.read_text()) if quality_file.is_file() else None
     summary = summarise(
         samples,
@@ -159,7 +168,7 @@ def conclude(plan: ExperimentPlan, model: Path, out: Path, bar: _Bar, *, remeasu
     return summary
 
 
-def _remeasure(plan: ExperimentPlan, model: Path, out: Path, bar: _Bar) -> dict[str, Any]:
+def _remeasure(plan: ExperimentPlan, model: Path, out: Path, bar: _Bar, artefacts: Path | None) -> dict[str, Any]:
     from dataplanes.sglang.demo.run import Prompts, read_log, served_prompts
     from dataplanes.sglang.demo.served_quality import RAW_ARM, remeasure
 
@@ -174,7 +183,13 @@ def _remeasure(plan: ExperimentPlan, model: Path, out: Path, bar: _Bar) -> dict[
     bar.stage("re-measuring quality on the served prompts", len(prompts))
     step: Callable[[], None] = bar.step
     return remeasure(
-        model, prompts, used, {arm_id: known[arm_id] for arm_id in ids}, page_tokens=SERVED_PAGE_TOKENS, step=step
+        model,
+        prompts,
+        used,
+        {arm_id: known[arm_id] for arm_id in ids},
+        page_tokens=SERVED_PAGE_TOKENS,
+        artefacts_dir=artefacts,
+        step=step,
     )
 
 

@@ -65,7 +65,7 @@ class Prompt:
 
 
 class Prompts:
-    """Texts that no profile was measured on: the part of the corpus that profiling leaves alone.
+    """Texts that no profile was measured on and nothing was calibrated on: the part of the corpus that is served.
 
     Args:
         model: folder of the model, for its tokenizer.
@@ -75,7 +75,7 @@ class Prompts:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(model)
-        text = "\n\n".join(python_manual().calibration)
+        text = "\n\n".join(python_manual().served)
         self._tokens: list[int] = tokenizer(text)["input_ids"]
         self._seed = seed
 
@@ -124,11 +124,15 @@ class Experiment:
         model: folder of the model.
         out: `client.jsonl`, `link.jsonl`, `candidates.json`, `setup.json`, the daemon's folder and the servers' logs.
         progress: where to say how far it is.
+        artefacts: folder of calibrated codec artefacts.
     """
 
-    def __init__(self, plan: ExperimentPlan, model: Path, out: Path, progress: Progress) -> None:
+    def __init__(
+        self, plan: ExperimentPlan, model: Path, out: Path, progress: Progress, *, artefacts: Path | None = None
+    ) -> None:
         self.plan = plan
         self.model = model
+        self.artefacts = artefacts
         self.out = out
         self.progress = progress
         self._started_s = time.monotonic()
@@ -166,6 +170,7 @@ class Experiment:
         command = [sys.executable, "-m", "dataplanes.sglang.profiler", "--model", str(self.model)]
         command += ["--address", daemon.fleet_address, "--deployment", DEPLOYMENT]
         command += ["--codec-threads", str(SERVER_THREADS)]
+        command += ["--artefacts", str(self.artefacts)] if self.artefacts else []
         with (self.out / "profiler.log").open("wb") as log:
             worker = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
@@ -228,6 +233,8 @@ class Experiment:
 
     def _pair_settings(self, daemon: Daemon, link: ShapedLink) -> PairSettings:
         environment = {"CONTROLD_ADDRESS": daemon.fleet_address, "CONTROLD_DEPLOYMENT": DEPLOYMENT}
+        if self.artefacts:
+            environment["CONTROLD_ARTEFACTS"] = str(self.artefacts.resolve())
         server = ServerSettings(
             model=self.model, radix_cache=False, torch_threads=SERVER_THREADS, environment=environment
         )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from controld.contract.configuration import Configuration
+from dataplanes.kvcodec import NO_ARTEFACTS, ArtefactShelf
 from dataplanes.sglang.demo.run import Prompt
 from dataplanes.sglang.model_identity import identify_model
 from dataplanes.sglang.profiler.quality import QualityMeter, load_model
@@ -25,6 +26,7 @@ def remeasure(
     configurations: Mapping[str, Configuration],
     *,
     page_tokens: int,
+    artefacts_dir: Path | None = None,
     step: Callable[[], None] = lambda: None,
 ) -> dict[str, dict[str, float]]:
     """Mean loss by arm of the experiment; a raw transfer counts as zero, for it changes nothing.
@@ -34,6 +36,7 @@ def remeasure(
         used: (phase, pair) to, for each arm, the arm id that carried it.
         configurations: arm id to configuration.
         page_tokens: page size of the serving pool; groups of tokens follow it.
+        artefacts_dir: folder of the calibrated artefacts that configurations name.
         step: called once a prompt.
 
     Returns:
@@ -41,7 +44,11 @@ def remeasure(
     """
     identity = identify_model(model_dir)
     layout = layout_of(identity, page_tokens=page_tokens)
-    codecs = {arm_id: FrameCodec(configuration, layout) for arm_id, configuration in configurations.items()}
+    artefacts = ArtefactShelf.of_folder(artefacts_dir, identity.fingerprint) if artefacts_dir else NO_ARTEFACTS
+    codecs = {
+        arm_id: FrameCodec(configuration, layout, artefacts=artefacts)
+        for arm_id, configuration in configurations.items()
+    }
     meter = QualityMeter(load_model(model_dir))
     losses: dict[str, list[float]] = {}
     for prompt in prompts:

@@ -45,12 +45,14 @@ class Piece:
         source_pages, target_pages: in the sender's and the receiver's pool.
         tokens: valid tokens.
         first_token: position in the request of the first one.
+        request_tokens: length of the request; 0 if not known.
     """
 
     source_pages: Pages
     target_pages: Pages
     tokens: int
     first_token: int
+    request_tokens: int
     frame_bytes: int = 0
     encode_s: float = 0.0
     decode_s: float = 0.0
@@ -272,7 +274,12 @@ class Lane:
         self.pool.gather(piece.source_pages, piece.tokens, planes)
         room = self.area.slot(slot)[: self.area.slot_bytes - MARK_BYTES]
         piece.frame_bytes = codec.encode_into(
-            planes, room, first_token=piece.first_token, chunk_index=chunk_index, chunk_count=_COUNT_UNKNOWN
+            planes,
+            room,
+            first_token=piece.first_token,
+            chunk_index=chunk_index,
+            chunk_count=_COUNT_UNKNOWN,
+            request_tokens=piece.request_tokens,
         )
         self.pool.memory.settle()
         piece.encode_s = self.clock.monotonic_s() - start_s

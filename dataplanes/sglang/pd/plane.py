@@ -18,7 +18,7 @@ from controld.contract.clock import Clock, SystemClock
 from controld.contract.configuration import Configuration
 from controld.contract.errors import ControldError
 from dataplanes.agent import Agent, AgentIdentity
-from dataplanes.kvcodec import KVCodec, KVDtype, KVLayout
+from dataplanes.kvcodec import NO_ARTEFACTS, ArtefactShelf, KVCodec, KVDtype, KVLayout
 from dataplanes.kvcodec.space import kv_strategy_space, validate_configuration
 from dataplanes.sglang.hardware import device_name
 from dataplanes.sglang.model_identity import ModelFolderError, identify_model
@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 DEPLOYMENT_VARIABLE: Final = "CONTROLD_DEPLOYMENT"
 DEFAULT_DEPLOYMENT: Final = "default"
+ARTEFACTS_VARIABLE: Final = "CONTROLD_ARTEFACTS"
+"""Names the folder of calibrated codec artefacts; those of other models in it are ignored."""
 
 PIECE_BYTES: Final = 1_500_000
 """Raw bytes of a piece: small enough that three stages overlap in a short prompt, large enough that the work of one
@@ -103,6 +105,18 @@ def _dtype_name(args: Any, server_args: Any) -> str:
         if name != "auto":
             return {"bf16": "bfloat16", "half": "float16", "float": "float32"}.get(name, name)
     return ""
+
+
+def artefacts_of(server_args: Any, environment: Mapping[str, str]) -> ArtefactShelf:
+    """The calibrated artefacts of the served model; none, with the reason logged, where they cannot be read."""
+    folder = environment.get(ARTEFACTS_VARIABLE, "")
+    if not folder:
+        return NO_ARTEFACTS
+    try:
+        return ArtefactShelf.of_folder(Path(folder), identify_model(Path(server_args.model_path)).fingerprint)
+    except ControldError as error:
+        _log.error("codecs run without calibration: %s", error)
+        return NO_ARTEFACTS
 
 
 def layout_digest(layout: KVLayout) -> bytes:
@@ -178,6 +192,7 @@ class PdPlane:
         self._clock = clock or SystemClock()
         self._faults = Faults()
         self._layout: KVLayout | None = None
+        self._artefacts = NO_ARTEFACTS
         self._lanes: list[Lane] = []
         self._areas: list[StagingArea] = []
         self._peers: Peers | None = None
@@ -185,6 +200,7 @@ class PdPlane:
         try:
             self._faults = Faults.from_environment(environment)
             self._layout = layout_of(args, server_args=server_args, is_mla=is_mla)
+            self._artefacts = artefacts_of(server_args, environment)
             if server_args.disaggregation_enable_kv_checksum:
                 raise PlaneRefusedError("SGLang's KV checksums are on; coded KV would fail them", code="pd.checksum")
             if server_args.enable_unified_memory:
@@ -193,7 +209,14 @@ class PdPlane:
             # Whatever SGLang's arguments look like, a server that cannot be coded must still serve.
             self.refuse(str(error) if isinstance(error, ControldError) else repr(error))
         self.agent = agent or Agent(
-            identity_of(args, role=role, server_args=server_args, layout=self._layout, environment=environment),
+            identity_of(
+                args,
+                role=role,
+                server_args=server_args,
+                layout=self._layout,
+                artefacts=self._artefacts,
+                environment=environment,
+            ),
             address,
             clock=self._clock,
             validate_configuration=self._validate,
@@ -209,7 +232,7 @@ class PdPlane:
         """Refuses what this pool cannot carry; what it can is made ready before the first transfer draws it."""
         if self._layout is None:
             raise PlaneRefusedError(self.refusal, code="pd.refused")
-        validate_configuration(configuration, self._layout)
+        validate_configuration(configuration, self._layout, self._artefacts)
         if self._shelf is not None:
             self._shelf.want([configuration])
 
@@ -222,7 +245,7 @@ class PdPlane:
             self._memory, addresses=self._args.kv_data_ptrs, sizes_bytes=self._args.kv_data_lens, layout=layout
         )
         warm_tokens = max(layout.page_tokens, PIECE_BYTES // layout.token_bytes)
-        self._shelf = CodecShelf(layout, warm_tokens, self.agent)
+        self._shelf = CodecShelf(layout, warm_tokens, self.agent, self._artefacts)
         if self.role == "prefill":
             acks = AckBook(self._clock)
             self._peers = Peers(self._clock, access.message, access.reply_to, SENDER_SLOTS)
@@ -255,6 +278,7 @@ class PdPlane:
                     message=access.message,
                     room_is_alive=access.room_is_alive,
                     faults=self._faults,
+                    artefacts=self._artefacts,
                 )
             )
 
@@ -329,7 +353,7 @@ class PdPlane:
             if not KVCodec.compile():
                 self.agent.count("pd.codec_without_kernels")
             seen: set[object] = set()
-            for configuration in kv_strategy_space(self._layout).enumerate():
+            for configuration in kv_strategy_space(self._layout, self._artefacts).enumerate():
                 if configuration["code"] not in seen:
                     seen.add(configuration["code"])
                     self._shelf.make_ready(configuration)
@@ -364,7 +388,13 @@ class PdPlane:
 
 
 def identity_of(
-    args: Any, *, role: str, server_args: Any, layout: KVLayout | None, environment: Mapping[str, str]
+    args: Any,
+    *,
+    role: str,
+    server_args: Any,
+    layout: KVLayout | None,
+    artefacts: ArtefactShelf = NO_ARTEFACTS,
+    environment: Mapping[str, str],
 ) -> AgentIdentity:
     """Who this scheduler is to controld."""
     try:
@@ -389,6 +419,6 @@ def identity_of(
         torch_version=torch.__version__,
         threads=torch.get_num_threads(),
         config_hash=layout_digest(layout).hex() if layout else "",
-        space_json=kv_strategy_space(layout).to_json() if layout else "",
+        space_json=kv_strategy_space(layout, artefacts).to_json() if layout else "",
         tiers=(TIER,),
     )

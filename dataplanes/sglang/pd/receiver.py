@@ -13,7 +13,7 @@ from typing import Final
 
 from controld.contract.clock import Clock
 from controld.contract.effect import Effect, Half, Path, Verdict
-from dataplanes.kvcodec import FrameError, FrameErrorReason, KVLayout, decode_frame, peek_header
+from dataplanes.kvcodec import ArtefactShelf, FrameError, FrameErrorReason, KVLayout, decode_frame, peek_header
 from dataplanes.sglang.pd.edge import Guarded
 from dataplanes.sglang.pd.faults import Faults
 from dataplanes.sglang.pd.memory import PagedPool, PoolError, Scratch
@@ -81,6 +81,7 @@ class ReceiverParts:
         area: staging slots, registered with the engine before any sender hears of them.
         room_is_alive: whether SGLang still awaits KV for a room.
         faults: damage on purpose, for tests.
+        artefacts: calibrated data that frames may name.
     """
 
     agent: PlaneAgent
@@ -92,6 +93,7 @@ class ReceiverParts:
     message: Messenger
     room_is_alive: Callable[[int], bool]
     faults: Faults
+    artefacts: ArtefactShelf
 
 
 class Receiver:
@@ -201,7 +203,7 @@ class Receiver:
             if chunk.tokens > self._scratch.max_tokens:
                 raise _RefusedError(FrameErrorReason.TOO_LARGE.value)
             planes = self._scratch.planes(chunk.tokens)
-            decode_frame(frame, planes)
+            decode_frame(frame, planes, artefacts=parts.artefacts)
             parts.faults.spoil_decoded(planes)
             decoded_s = clock.monotonic_s()
             timing.decode_s = decoded_s - verified_s

@@ -289,8 +289,10 @@ class Sender:
             page_tokens=self._page_tokens,
             piece_tokens=piece_tokens,
         )
+        facts = self._parts.requests.find(chunk.room)
+        request_tokens = facts.prompt_tokens if facts else 0
         return [
-            Piece(source[start:end], target[start:end], tokens, first_token + start * self._page_tokens)
+            Piece(source[start:end], target[start:end], tokens, first_token + start * self._page_tokens, request_tokens)
             for start, end, tokens in cuts
         ]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 
 from controld.contract.configuration import Configuration
-from dataplanes.kvcodec import KVCodec, KVLayout, decode_frame
+from dataplanes.kvcodec import NO_ARTEFACTS, ArtefactShelf, KVCodec, KVLayout, decode_frame
 from dataplanes.sglang.pd.edge import Counting, Guarded
 
 
@@ -23,10 +23,14 @@ class CodecShelf:
         layout: of the pool.
         warm_tokens: size of that piece.
         counting: takes counts of codecs that fail.
+        artefacts: calibrated data that configurations may name.
     """
 
-    def __init__(self, layout: KVLayout, warm_tokens: int, counting: Counting) -> None:
+    def __init__(
+        self, layout: KVLayout, warm_tokens: int, counting: Counting, artefacts: ArtefactShelf = NO_ARTEFACTS
+    ) -> None:
         self._counting = counting
+        self._artefacts = artefacts
         self._layout = layout
         self._warm_tokens = warm_tokens
         self._ready: dict[str, KVCodec | None] = {}
@@ -64,13 +68,13 @@ class CodecShelf:
         Raises:
             CodecError: the layout cannot carry the configuration.
         """
-        codec = KVCodec(configuration, self._layout)
+        codec = KVCodec(configuration, self._layout, artefacts=self._artefacts)
         planes = [
             torch.ones(self._warm_tokens, plane.heads, plane.head_dim, dtype=self._layout.dtype.torch_dtype)
             for plane in self._layout.planes
         ]
         frame = codec.encode(torch.stack(planes) if self._layout.is_dense else planes, first_token=0)
-        decode_frame(frame)
+        decode_frame(frame, artefacts=self._artefacts)
         self._ready[configuration.config_id] = codec
         return codec
 

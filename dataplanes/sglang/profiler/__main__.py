@@ -20,6 +20,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="Hugging Face model folder")
     parser.add_argument("--texts", type=Path, metavar="DIR", help="texts by workload: DIR/<workload>.jsonl, .txt")
+    parser.add_argument(
+        "--artefacts",
+        type=Path,
+        metavar="DIR",
+        help="calibrated artefacts, made by dataplanes.sglang.profiler.calibrate",
+    )
     parser.add_argument("--address", help="the daemon's fleet address (default: CONTROLD_ADDRESS)")
     parser.add_argument("--deployment", default="default", help="deployment that the measurements are for")
     parser.add_argument("--agent-id", help="name of this worker (default: profiler-<host>-<model>)")
@@ -63,7 +69,11 @@ def main(arguments: list[str] | None = None) -> int:
         from dataplanes.sglang.profiler.trial import TimingPlan, TrialRunner
 
         bench = ModelBench(
-            options.model, options.texts, page_tokens=options.page_tokens, frame_bytes=options.frame_bytes
+            options.model,
+            options.texts,
+            page_tokens=options.page_tokens,
+            frame_bytes=options.frame_bytes,
+            artefacts_dir=options.artefacts,
         )
         timing = TimingPlan(codec_threads=options.codec_threads, evaluation_threads=options.evaluation_threads)
         runner = TrialRunner(bench.space, bench.bank_for, bench.codec_for, timing)

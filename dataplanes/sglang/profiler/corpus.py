@@ -1,7 +1,7 @@
 """Texts to measure on, by workload: what is measured is never what anything was calibrated on.
 
-Every corpus is cut into documents, and documents go to the held-out or the calibration part by a hash of their text:
-the split survives reordering, and equal documents under two names never land on both sides.
+Every corpus is cut into documents, and documents go to the held-out, the calibration or the served part by a hash of
+their text: the split survives reordering, and equal documents under two names never land on both sides.
 """
 
 from __future__ import annotations
@@ -28,30 +28,38 @@ class Corpus:
 
     Args:
         name: where they come from.
-        held_out: for measuring.
+        held_out: for measuring profiles.
         calibration: for anything fitted.
+        served: for requests of an experiment, which must be news to both.
     """
 
     name: str
     held_out: tuple[str, ...]
     calibration: tuple[str, ...]
+    served: tuple[str, ...]
 
     @property
     def label(self) -> str:
         """Name and hash of the held-out texts: two measurements with equal labels saw equal texts."""
-        digest = hashlib.sha256("\0".join(self.held_out).encode()).hexdigest()[:12]
-        return f"{self.name}#{digest}"
+        return _label(self.name, self.held_out)
+
+    @property
+    def calibration_label(self) -> str:
+        """The same of the calibration texts."""
+        return _label(self.name, self.calibration)
 
 
 def split_corpus(name: str, documents: Iterable[str]) -> Corpus:
-    """Drop empty and repeated documents and split the rest about evenly, each part in the order of its hashes.
+    """Drop empty and repeated documents; half are held out, three eighths are for calibration, the rest is served.
 
-    Hash order is a fixed shuffle: the first few segments are a fair sample of the whole.
+    Each part is in the order of its hashes, a fixed shuffle: its first few segments are a fair sample of the whole.
     """
     by_digest = {hashlib.sha256(text.encode()).digest(): text for text in map(str.strip, documents) if text}
     ordered = sorted(by_digest.items())
-    held_out = tuple(text for digest, text in ordered if digest[-1] % 2)
-    return Corpus(name, held_out, tuple(text for digest, text in ordered if not digest[-1] % 2))
+    held_out, calibration, served = (
+        tuple(text for digest, text in ordered if digest[-1] % 8 in share) for share in ((1, 3, 5, 7), (0, 2, 6), (4,))
+    )
+    return Corpus(name, held_out, calibration, served)
 
 
 def python_manual() -> Corpus:
@@ -59,6 +67,15 @@ def python_manual() -> Corpus:
     from pydoc_data.topics import topics
 
     return split_corpus("python-manual", (topics[name] for name in sorted(topics)))
+
+
+def python_sources() -> Corpus:
+    """The modules of Python's own library: code, another kind of text than its manual."""
+    import sysconfig
+
+    folder = Path(sysconfig.get_path("stdlib"))
+    paths = [path for path in sorted(folder.glob("*.py")) if not path.name.startswith("_")]
+    return split_corpus("python-sources", (path.read_text(errors="replace") for path in paths))
 
 
 def read_corpus(path: Path) -> Corpus:
@@ -102,6 +119,11 @@ def corpus_for(workload: str, texts_dir: Path | None) -> Corpus:
         code="corpus.unknown_workload",
         hint=f"start the profiler with --texts DIR and put {workload}.jsonl or {workload}.txt there",
     )
+
+
+def _label(name: str, texts: Iterable[str]) -> str:
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+    return f"{name}#{digest}"
 
 
 def _read_rows(file: Path) -> Iterable[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from controld.contract.configuration import Configuration
+from dataplanes.kvcodec import NO_ARTEFACTS, ArtefactShelf
 from dataplanes.kvcodec.space import kv_strategy_space
 from dataplanes.sglang.model_identity import identify_model
 from dataplanes.sglang.profiler.coder_cost import WireCodec
@@ -23,6 +24,7 @@ class ModelBench:
         texts_dir: texts by workload; see `corpus_for`.
         page_tokens: page size of the pools that the measured frames are for.
         frame_bytes: raw bytes of a frame, about; see `FrameCodec`.
+        artefacts_dir: folder of calibrated artefacts; those of this model are used.
     """
 
     def __init__(
@@ -32,10 +34,14 @@ class ModelBench:
         *,
         page_tokens: int = 64,
         frame_bytes: int = FRAME_BYTES,
+        artefacts_dir: Path | None = None,
     ) -> None:
         self.identity = identify_model(model_dir)
         self.layout = layout_of(self.identity, page_tokens=page_tokens)
-        self.space = kv_strategy_space(self.layout)
+        self._artefacts = NO_ARTEFACTS
+        if artefacts_dir is not None:
+            self._artefacts = ArtefactShelf.of_folder(artefacts_dir, self.identity.fingerprint)
+        self.space = kv_strategy_space(self.layout, self._artefacts)
         self._frame_bytes = frame_bytes
         self._model_dir = model_dir
         self._texts_dir = texts_dir
@@ -63,4 +69,4 @@ class ModelBench:
         Raises:
             CodecError: the model's KV cannot be coded that way.
         """
-        return FrameCodec(configuration, self.layout, frame_bytes=self._frame_bytes)
+        return FrameCodec(configuration, self.layout, frame_bytes=self._frame_bytes, artefacts=self._artefacts)

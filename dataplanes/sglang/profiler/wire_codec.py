@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from controld.contract.configuration import Configuration
-from dataplanes.kvcodec import CodecError, KVCodec, KVDtype, KVLayout, decode_frame
+from dataplanes.kvcodec import NO_ARTEFACTS, ArtefactShelf, CodecError, KVCodec, KVDtype, KVLayout, decode_frame
 from dataplanes.sglang.model_identity import ModelIdentity
 from dataplanes.sglang.profiler.quality import Planes
 
@@ -45,15 +45,24 @@ class FrameCodec:
 
     Args:
         frame_bytes: raw bytes of a frame, at most; but always a multiple of the codec's groups and pages.
+        artefacts: calibrated data that the configuration may name.
 
     Raises:
         CodecError: the layout cannot carry the configuration.
     """
 
-    def __init__(self, configuration: Configuration, layout: KVLayout, *, frame_bytes: int = FRAME_BYTES) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        layout: KVLayout,
+        *,
+        frame_bytes: int = FRAME_BYTES,
+        artefacts: ArtefactShelf = NO_ARTEFACTS,
+    ) -> None:
         if not layout.is_dense:
             raise CodecError("layers of different shapes are not profiled yet", code="codec.layout")
-        self._codec = KVCodec(configuration, layout)
+        self._artefacts = artefacts
+        self._codec = KVCodec(configuration, layout, artefacts=artefacts)
         alignment = self._codec.chunk_alignment_tokens
         self.frame_tokens = max(frame_bytes // layout.token_bytes // alignment, 1) * alignment
         self._buffers: list[torch.Tensor] = []
@@ -70,7 +79,14 @@ class FrameCodec:
         for index, start in enumerate(starts):
             piece = _cut(planes, start, min(start + self.frame_tokens, tokens))
             buffer = self._buffers[index]
-            size = self._codec.encode_into(piece, buffer, first_token=start, chunk_index=index, chunk_count=len(starts))
+            size = self._codec.encode_into(
+                piece,
+                buffer,
+                first_token=start,
+                chunk_index=index,
+                chunk_count=len(starts),
+                request_tokens=tokens,
+            )
             frames.append(buffer[:size])
         return frames
 
@@ -83,7 +99,8 @@ class FrameCodec:
             self._received = torch.zeros(shape, dtype=layout.dtype.torch_dtype).fill_(0)
         for index, frame in enumerate(frames):
             start = index * self.frame_tokens
-            decode_frame(frame, self._received[:, start : start + self.frame_tokens])
+            out = self._received[:, start : start + self.frame_tokens]
+            decode_frame(frame, out, artefacts=self._artefacts)
         return self._received
 
 

@@ -1,0 +1,91 @@
+"""Artefacts on disk and on the shelf; a stale, foreign or damaged one is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from dataplanes.kvcodec import ArtefactShelf, CodecError, PredictiveArtefact
+from dataplanes.kvcodec.predictive.artefact import ArtefactError
+from dataplanes.kvcodec.space import kv_strategy_space
+
+
+def test_saved_and_loaded_is_the_same(bench, tmp_path: Path) -> None:
+    path = bench.artefact.save(tmp_path)
+    assert path.stem == bench.artefact.artefact_id
+    loaded = PredictiveArtefact.load(path)
+    assert loaded.artefact_id == bench.artefact.artefact_id
+    assert torch.equal(loaded.analysis, bench.artefact.analysis)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_id_follows_every_tensor_and_field(bench) -> None:
+    artefact = bench.artefact
+    changed = [
+        dataclasses.replace(artefact, mean=artefact.mean + 1e-3),
+        dataclasses.replace(artefact, model_fingerprint="0" * 64),
+        dataclasses.replace(artefact, shrink=0.03),
+    ]
+    assert len({artefact.artefact_id, *(other.artefact_id for other in changed)}) == 4
+
+
+def test_a_damaged_or_renamed_file_is_refused(bench, tmp_path: Path) -> None:
+    path = bench.artefact.save(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ArtefactError):
+        PredictiveArtefact.load(path)
+    path.write_bytes(data[:1000])
+    with pytest.raises(ArtefactError, match="no codec artefact"):
+        PredictiveArtefact.load(path)
+    other = bench.artefact.save(tmp_path / "again").rename(tmp_path / "0123456789abcdef.safetensors")
+    with pytest.raises(ArtefactError, match="holds the artefact"):
+        PredictiveArtefact.load(other)
+
+
+def test_another_models_artefacts_are_left_on_disk(bench, tmp_path: Path) -> None:
+    bench.artefact.save(tmp_path)
+    dataclasses.replace(bench.artefact, model_fingerprint="0" * 64).save(tmp_path)
+    shelf = ArtefactShelf.of_folder(tmp_path, bench.artefact.model_fingerprint)
+    assert [artefact.artefact_id for artefact in shelf] == [bench.artefact.artefact_id]
+    assert len(ArtefactShelf.of_folder(tmp_path / "none", "")) == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("steps", (0.2, 0.1)),
+        ("dead_zone", 0.9),
+        ("refinements", (1.0, 1.0)),
+        ("bands", (32, 128)),
+        ("heads", 7),
+        ("classes", None),
+        ("frequencies", None),
+        ("mean", None),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(bench, field: str, value: object) -> None:
+    artefact = bench.artefact
+    broken = {
+        "classes": torch.full_like(artefact.classes, 200),
+        "frequencies": artefact.frequencies + 1,
+        "mean": artefact.mean * float("nan"),
+    }
+    with pytest.raises(ArtefactError):
+        dataclasses.replace(artefact, **{field: broken.get(field, value)})
+
+
+def test_the_space_offers_it_only_where_it_is_and_fits(bench) -> None:
+    without = kv_strategy_space(bench.layout())
+    space = kv_strategy_space(bench.layout(), bench.artefacts)
+    assert "artefact" not in {parameter.name for parameter in without.parameters}
+    offered = [part for part in space.enumerate() if part["quantise"] == "uniform"]
+    assert [part["step"] for part in offered] == list(bench.artefact.steps)
+    for part in offered:
+        space.validate(part)
+    with pytest.raises(CodecError):
+        bench.artefacts.find("0" * 16)
