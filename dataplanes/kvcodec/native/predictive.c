@@ -20,8 +20,7 @@ enum { DONE = 0, NOT_EXPRESSIBLE = 1, NO_MEMORY = 2, DAMAGED = 3 };
 #define LARGEST_SYMBOL 32000.0f
 
 typedef float vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef uint16_t half_lanes __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
-typedef uint32_t word_lanes __attribute__((vector_size(LANES * 4)));
+typedef uint32_t word_lanes __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 /* Key and value planes [tokens, heads, head_dim] of every layer; heads and head_dim are contiguous within a token. */
 typedef struct {
@@ -32,7 +31,8 @@ typedef struct {
     int64_t dtype;
 } kv_layers;
 
-/* Weights are bfloat16 in panels [columns / 32][depth][32], except synthesis, which is [layer][rank][width]. */
+/* Weights are bfloat16 in panels [columns / 32][depth][32], except synthesis, which is [layer][rank][width]. Each run of
+ * 32 columns is interleaved, 0 16 1 17 2 18 ...: one word holds two columns, and widening takes a shift or a mask. */
 typedef struct {
     int64_t layers;
     int64_t width;      /* elements of a joint vector, a multiple of 32; what heads do not fill is zero */
@@ -174,9 +174,9 @@ static void rotate(
     }
 }
 
-static inline vector widened(const uint16_t *x) {
-    return (vector)(__builtin_convertvector(*(const half_lanes *)x, word_lanes) << 16);
-}
+/* Columns 0 .. 15 and 16 .. 31 of an interleaved run. */
+static inline vector first_half(word_lanes words) { return (vector)(words << 16); }
+static inline vector second_half(word_lanes words) { return (vector)(words & 0xffff0000u); }
 
 static inline __attribute__((always_inline)) void multiply_tile(
     const int rows, const float *restrict x, int64_t x_stride, const uint16_t *restrict panel, int64_t depth,
@@ -188,7 +188,8 @@ static inline __attribute__((always_inline)) void multiply_tile(
         sums[r][1] = accumulate ? *(vector *)(out + r * out_stride + LANES) : (vector){0};
     }
     for (int64_t k = 0; k < depth; k++) {
-        vector low = widened(panel + k * PANEL), high = widened(panel + k * PANEL + LANES);
+        word_lanes words = *(const word_lanes *)(panel + k * PANEL);
+        vector low = first_half(words), high = second_half(words);
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             float factor = x[r * x_stride + k];
@@ -274,22 +275,31 @@ static void add_rows(
     float *restrict target, int64_t width, const uint16_t *restrict rows, const int32_t *restrict places,
     const float *restrict values, int64_t count) {
     int64_t column = 0;
-    for (; column + 8 * LANES <= width; column += 8 * LANES) {
+    for (; column + 4 * PANEL <= width; column += 4 * PANEL) {
         vector sums[8];
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) sums[i] = *(vector *)(target + column + i * LANES);
         for (int64_t n = 0; n < count; n++) {
             const uint16_t *row = rows + places[n] * width + column;
-#pragma GCC unroll 8
-            for (int i = 0; i < 8; i++) sums[i] += values[n] * widened(row + i * LANES);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                word_lanes words = *(const word_lanes *)(row + i * PANEL);
+                sums[2 * i] += values[n] * first_half(words);
+                sums[2 * i + 1] += values[n] * second_half(words);
+            }
         }
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) *(vector *)(target + column + i * LANES) = sums[i];
     }
-    for (; column < width; column += LANES) {
-        vector sum = *(vector *)(target + column);
-        for (int64_t n = 0; n < count; n++) sum += values[n] * widened(rows + places[n] * width + column);
-        *(vector *)(target + column) = sum;
+    for (; column < width; column += PANEL) {
+        vector low = *(vector *)(target + column), high = *(vector *)(target + column + LANES);
+        for (int64_t n = 0; n < count; n++) {
+            word_lanes words = *(const word_lanes *)(rows + places[n] * width + column);
+            low += values[n] * first_half(words);
+            high += values[n] * second_half(words);
+        }
+        *(vector *)(target + column) = low;
+        *(vector *)(target + column + LANES) = high;
     }
 }
 
@@ -298,12 +308,17 @@ static void reconstruct(
     const kv_predictor *c, const workspace *w, int64_t layer, const int16_t *restrict symbols, int64_t rank, float step,
     float *restrict target) {
     int64_t count = 0;
-    for (int64_t j = 0; j < rank; j++) {
-        int32_t q = symbols[j];
-        float size = (float)(q < 0 ? -q : q) - c->shrink;
-        w->places[count] = (int32_t)j;
-        w->values[count] = q < 0 ? -size * step : size * step;
-        count += q != 0;
+    for (int64_t run = 0; run < rank; run += 4) {
+        uint64_t four;
+        memcpy(&four, symbols + run, sizeof four);
+        if (four == 0) continue; /* most are */
+        for (int64_t j = run; j < run + 4; j++) {
+            int32_t q = symbols[j];
+            float size = (float)(q < 0 ? -q : q) - c->shrink;
+            w->places[count] = (int32_t)j;
+            w->values[count] = q < 0 ? -size * step : size * step;
+            count += q != 0;
+        }
     }
     add_rows(target, c->width, c->synthesis + layer * c->max_rank * c->width, w->places, w->values, count);
 }
@@ -348,17 +363,19 @@ int kv_predictive_encode(const kv_layers *p, const kv_predictor *c, int16_t *sym
                 c->max_rank, 0);
             for (int64_t i = 0; i < count; i++) {
                 float step = token_step(c, start + i), inverse = 1.0f / step;
-                int32_t is_small = 1;
+                float dead_zone = c->dead_zone;
+                uint32_t peak = 0;
                 int64_t rank = token_rank(c, layer, start + i);
                 const float *restrict y = w.coefficients + i * c->max_rank;
                 int16_t *restrict q = q_of_token;
                 for (int64_t j = 0; j < rank; j++) {
-                    float size = (y[j] < 0 ? -y[j] : y[j]) * inverse;
-                    is_small &= size < LARGEST_SYMBOL; /* not so for a NaN */
-                    int32_t cell = (int32_t)((size < LARGEST_SYMBOL ? size : LARGEST_SYMBOL) + c->dead_zone);
+                    float size = __builtin_fabsf(y[j]) * inverse;
+                    uint32_t u = bits_of(size);
+                    peak = u > peak ? u : peak; /* infinities and NaNs exceed every finite number */
+                    int32_t cell = (int32_t)((size < LARGEST_SYMBOL ? size : LARGEST_SYMBOL) + dead_zone);
                     q[j] = (int16_t)(y[j] < 0 ? -cell : cell);
                 }
-                if (!is_small) status = NOT_EXPRESSIBLE;
+                if (peak >= bits_of(LARGEST_SYMBOL)) status = NOT_EXPRESSIBLE;
                 reconstruct(c, &w, layer, q, rank, step, current + i * c->width);
                 q_of_token += rank;
             }

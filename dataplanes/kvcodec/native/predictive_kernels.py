@@ -43,7 +43,7 @@ class PackedArtefact:
         self.narrow = _panels(artefact.narrow)
         self.widen = _panels(artefact.widen)
         self.analysis = _panels(artefact.analysis)
-        self.synthesis = artefact.synthesis.contiguous()
+        self.synthesis = _interleaved(artefact.synthesis)
         self.mean = artefact.mean.contiguous()
         self.bands = np.array(artefact.bands, np.int64)
         self.refinements = np.array(artefact.refinements, np.float32)
@@ -211,9 +211,15 @@ class _Predictor:
 
 
 def _panels(weights: Tensor) -> Tensor:
-    """`[..., depth, columns]` -> `[..., columns / 32, depth, 32]`."""
-    split = weights.reshape(*weights.shape[:-1], weights.shape[-1] // GRANULE, GRANULE)
+    """`[..., depth, columns]` -> `[..., columns / 32, depth, 32]`, each run of 32 interleaved."""
+    split = _interleaved(weights).view(*weights.shape[:-1], weights.shape[-1] // GRANULE, GRANULE)
     return split.transpose(-2, -3).contiguous()
+
+
+def _interleaved(weights: Tensor) -> Tensor:
+    """Columns 0 1 2 ... 31 of every run of 32 -> 0 16 1 17 ... 15 31."""
+    halves = weights.reshape(*weights.shape[:-1], weights.shape[-1] // GRANULE, 2, GRANULE // 2)
+    return halves.transpose(-1, -2).contiguous().view(weights.shape)
 
 
 def _check_memory(status: Status) -> None:
