@@ -40,7 +40,7 @@ from dataplanes.kvcodec.frame import (
     section_bytes,
 )
 from dataplanes.kvcodec.layout import ChunkPlanes, KVLayout, Planes
-from dataplanes.kvcodec.native.library import load_library
+from dataplanes.kvcodec.native.library import load_library, load_splitzip_library
 from dataplanes.kvcodec.parameters import parse_parameters
 from dataplanes.kvcodec.stages import LosslessStage, RawStage, Stage, stage_for
 
@@ -110,7 +110,7 @@ class KVCodec:
         Returns:
             Whether the native kernels run; without them the reference does the work, several times slower.
         """
-        return load_library() is not None
+        return load_library() is not None and load_splitzip_library() is not None
 
     @property
     def chunk_alignment_tokens(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from controld.contract.configuration import Configuration, Value
-from dataplanes.kvcodec.coders import CODERS
+from dataplanes.kvcodec.coders import CODERS, SPLITZIP
 from dataplanes.kvcodec.errors import CodecError
 from dataplanes.kvcodec.layout import KVLayout, Plane, PlaneRole
 from dataplanes.numerics import hadamard
@@ -126,6 +126,8 @@ def parse_parameters(configuration: Configuration, layout: KVLayout) -> CodecPar
         raise _invalid("transform", "a transform without quantisation would lose bits for nothing")
     if code == "bitpack" and quantise in (Quantise.NONE, Quantise.FP8_E4M3):
         raise _invalid("code", "whole bytes cannot be bit-packed")
+    if code == SPLITZIP and quantise not in (Quantise.NONE, Quantise.FP8_E4M3):
+        raise _invalid("code", "SplitZip codes exponents, which integer symbols do not have")
     return CodecParameters(
         transform=transform,
         hadamard_seed=seed,

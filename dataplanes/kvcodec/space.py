@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from controld.contract.configuration import Configuration, Value
 from controld.contract.space import Condition, Forbidden, Parameter, StrategySpace
-from dataplanes.kvcodec.coders import CODERS
+from dataplanes.kvcodec.coders import OFFERED_CODERS, SPLITZIP
 from dataplanes.kvcodec.layout import KVLayout, PlaneRole
 from dataplanes.kvcodec.parameters import Axis, CodecParameters, Quantise, Transform, parse_parameters
 
@@ -36,6 +36,11 @@ def kv_strategy_space(layout: KVLayout) -> StrategySpace:
     forbidden = [
         _forbid("a transform without quantisation", quantise=("none",), transform=("hadamard",)),
         _forbid("whole bytes cannot be bit-packed", quantise=("none", "fp8_e4m3"), code=("bitpack",)),
+        _forbid(
+            "SplitZip codes exponents, which integer symbols do not have",
+            quantise=tuple(name for name in lossy_formats if name != Quantise.FP8_E4M3.value),
+            code=(SPLITZIP,),
+        ),
     ]
     parts = {
         "key": frozenset({PlaneRole.KEY, PlaneRole.LATENT}),
@@ -65,7 +70,7 @@ def kv_strategy_space(layout: KVLayout) -> StrategySpace:
             if misfits and fitting[axis]:
                 rule = {f"{part}_axis": (axis.value,), f"{part}_group": misfits}
                 forbidden.append(Forbidden(values=rule, reason=f"{part} groups that do not fit the {axis.value} axis"))
-    parameters.append(Parameter(name="code", values=tuple(CODERS), lossy=False))
+    parameters.append(Parameter(name="code", values=OFFERED_CODERS, lossy=False))
     return StrategySpace(parameters=tuple(parameters), conditions=tuple(conditions), forbidden=tuple(forbidden))
 
 

@@ -127,6 +127,6 @@ def test_a_cache_that_others_may_write_is_not_trusted(tmp_path: Path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compiler = shutil.which("cc") or shutil.which("gcc")
     assert compiler is not None
-    built = library._built(compiler)
+    built = library._built(compiler, Path(library.__file__).with_name("kernels.c"), library._FLAGS)
     assert folder not in built.parents
     shutil.rmtree(built.parent)

@@ -57,7 +57,7 @@ def layouts(draw: st.DrawFn) -> KVLayout:
 @st.composite
 def configurations(draw: st.DrawFn, layout: KVLayout, *, lossy: bool) -> Configuration:
     if not lossy:
-        code = draw(st.sampled_from(["none", "zstd", "entropy"]))
+        code = draw(st.sampled_from(["none", "zstd", "entropy", "splitzip"]))
         return Configuration({"transform": "none", "quantise": "none", "code": code})
     quantise = draw(st.sampled_from(["levels", "levels", "fp8_e4m3", "nvfp4"]))
     values: dict[str, str | int] = {

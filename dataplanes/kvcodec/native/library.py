@@ -1,7 +1,7 @@
-"""Builds and loads the native kernels: one C file, compiled for this machine's processor at first use.
+"""Builds and loads the native kernels: a few C files, each compiled for this machine's processor at first use.
 
 Why C beside torch: a fused torch.compile kernel must be specialised for every configuration (12 to 25 seconds each the
-first time), and holds up Python's other threads while it runs. One C file takes about a second once per machine, serves
+first time), and holds up Python's other threads while it runs. A C file takes about a second once per machine, serves
 every configuration, releases the interpreter lock for the whole call and is faster. Without a compiler the reference
 in `dataplanes.numerics` does the same work, bit for bit, more slowly.
 """
@@ -17,18 +17,17 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 _LOG = logging.getLogger(__name__)
 
-_SOURCE: Final = Path(__file__).with_name("kernels.c")
 _FLAGS: Final = (
-    "-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fopenmp-simd",
-    # Same operations in the same order as the reference.
-    "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math",
 )  # fmt: skip
+_SAME_AS_REFERENCE: Final = "-ffp-contract=off"
 _COMPILE_TIMEOUT_S: Final = 120
 
 
@@ -38,6 +37,7 @@ class Status(enum.IntEnum):
     DONE = 0
     NOT_EXPRESSIBLE = 1
     NO_MEMORY = 2
+    DAMAGED = 3
 
 
 class PlanesStruct(ctypes.Structure):
@@ -93,16 +93,9 @@ class FloatFormatStruct(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def load_library() -> ctypes.CDLL | None:
-    """The kernels, or None (logged once, with the reason) where they cannot be built or loaded."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        _LOG.warning("no C compiler: KV codecs run their slower torch reference")
-        return None
-    try:
-        library = ctypes.CDLL(str(_built(compiler)))
-    except (OSError, subprocess.SubprocessError) as error:
-        detail = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
-        _LOG.warning("KV codec kernels are unavailable, the slower torch reference runs: %s %s", error, detail)
+    """The kernels of number formats, or None (logged once, with the reason) where they cannot be built or loaded."""
+    library = _loaded("kernels.c", _SAME_AS_REFERENCE)
+    if library is None:
         return None
     planes, pointer = ctypes.POINTER(PlanesStruct), ctypes.c_void_p
     levels, float_format = ctypes.POINTER(LevelsStruct), ctypes.POINTER(FloatFormatStruct)
@@ -117,18 +110,45 @@ def load_library() -> ctypes.CDLL | None:
     return library
 
 
-def _built(compiler: str) -> Path:
+@lru_cache(maxsize=1)
+def load_splitzip_library() -> ctypes.CDLL | None:
+    """The kernels of `dataplanes.kvcodec.splitzip`, or None as above."""
+    library = _loaded("splitzip.c", _SAME_AS_REFERENCE)
+    if library is None:
+        return None
+    library.kv_splitzip_encode.argtypes = (ctypes.c_int64, *(ctypes.c_void_p,) * 4)
+    library.kv_splitzip_encode.restype = None
+    library.kv_splitzip_decode.argtypes = (ctypes.c_int64, *(ctypes.c_void_p,) * 4)
+    return library
+
+
+def _loaded(source: str, contraction: str) -> ctypes.CDLL | None:
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        _LOG.warning("no C compiler: KV codecs run their slower torch reference")
+        return None
+    try:
+        return ctypes.CDLL(str(_built(compiler, Path(__file__).with_name(source), (*_FLAGS, contraction))))
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
+        _LOG.warning(
+            "KV codec kernels of %s are unavailable, the slower torch reference runs: %s %s", source, error, detail
+        )
+        return None
+
+
+def _built(compiler: str, source: Path, flags: Sequence[str]) -> Path:
     """Path of the compiled kernels; compiles them unless the cache has them for this source, compiler and processor."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True, timeout=30).stdout
-    identity = "\0".join([_SOURCE.read_text(), *_FLAGS, version, _processor()])
-    target = _cache_folder() / f"kernels-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
+    identity = "\0".join([source.read_text(), *flags, version, _processor()])
+    target = _cache_folder() / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     if target.exists() and _is_ours(target):
         return target
     with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".so", delete=False) as file:
         unfinished = Path(file.name)
     try:
         subprocess.run(
-            [compiler, *_FLAGS, "-o", str(unfinished), str(_SOURCE)],
+            [compiler, *flags, "-o", str(unfinished), str(source)],
             check=True,
             capture_output=True,
             text=True,

@@ -15,10 +15,11 @@ from typing import Any, Final
 import torch
 
 from controld.contract.clock import Clock, SystemClock
-from controld.contract.configuration import Configuration
+from controld.contract.configuration import CODER_PARAMETER, Configuration
 from controld.contract.errors import ControldError
 from dataplanes.agent import Agent, AgentIdentity
 from dataplanes.kvcodec import KVCodec, KVDtype, KVLayout
+from dataplanes.kvcodec.coders import OFFERED_CODERS
 from dataplanes.kvcodec.space import kv_strategy_space, validate_configuration
 from dataplanes.sglang.hardware import device_name
 from dataplanes.sglang.model_identity import ModelFolderError, identify_model
@@ -328,11 +329,10 @@ class PdPlane:
         with Guarded(self.agent, "codecs do not run here; KV goes raw") as warming:
             if not KVCodec.compile():
                 self.agent.count("pd.codec_without_kernels")
-            seen: set[object] = set()
-            for configuration in kv_strategy_space(self._layout).enumerate():
-                if configuration["code"] not in seen:
-                    seen.add(configuration["code"])
-                    self._shelf.make_ready(configuration)
+            space = kv_strategy_space(self._layout)
+            for coder in OFFERED_CODERS:
+                # The first that has it, from one lazy enumeration: the space is far too large to walk.
+                self._shelf.make_ready(next(c for c in space.enumerate() if c[CODER_PARAMETER] == coder))
         if warming.error is None:
             self.agent.attached()
         else:
