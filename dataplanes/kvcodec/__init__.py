@@ -3,6 +3,7 @@
 from dataplanes.kvcodec.codec import DecodedFrame, KVCodec, decode_frame, peek_header
 from dataplanes.kvcodec.errors import CodecError, FrameError, FrameErrorReason
 from dataplanes.kvcodec.frame import FrameHeader
+from dataplanes.kvcodec.head_profile import HeadProfile
 from dataplanes.kvcodec.layout import KVDtype, KVLayout, Plane, PlaneRole
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "FrameError",
     "FrameErrorReason",
     "FrameHeader",
+    "HeadProfile",
     "KVCodec",
     "KVDtype",
     "KVLayout",

@@ -2,12 +2,13 @@
 
 Public interface, stable:
 
-- `KVCodec(configuration, layout)`; raises `CodecError` for what the layout cannot carry. Immutable, usable in any
-  number of threads at once.
+- `KVCodec(configuration, layout, artefacts=...)`; raises `CodecError` for what the layout cannot carry. Immutable,
+  usable in any number of threads at once.
 - `codec.max_frame_bytes(tokens)`: how large a buffer must be.
 - `codec.encode_into(planes, buffer, first_token=..., chunk_index=..., chunk_count=...) -> int` (hot path) and
   `codec.encode(planes, ...) -> bytes`.
-- `decode_frame(buffer, out=None, max_raw_bytes=...) -> DecodedFrame`: needs nothing but the frame.
+- `decode_frame(buffer, out=None, max_raw_bytes=...) -> DecodedFrame`: needs nothing but the frame, and the artefacts
+  that its configuration names.
 - `KVCodec.compile()`: build the native kernels; call it before serving.
 - `peek_header(buffer) -> FrameHeader`: verify and read the header without decoding.
 
@@ -18,6 +19,7 @@ place. `buffer` is a writable uint8 tensor or anything with a writable buffer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm
@@ -39,9 +41,11 @@ from dataplanes.kvcodec.frame import (
     encode_metadata,
     section_bytes,
 )
+from dataplanes.kvcodec.head_profile import NO_ARTEFACTS, HeadProfile, find_head_profile
 from dataplanes.kvcodec.layout import ChunkPlanes, KVLayout, Planes
 from dataplanes.kvcodec.native.library import load_library, load_splitzip_library
 from dataplanes.kvcodec.parameters import parse_parameters
+from dataplanes.kvcodec.partition import parts_of
 from dataplanes.kvcodec.stages import LosslessStage, RawStage, Stage, stage_for
 
 Bytes = NDArray[np.uint8]
@@ -84,13 +88,22 @@ class KVCodec:
     Args:
         configuration: a point of `kv_strategy_space(layout)`, or any other that `parse_parameters` accepts.
         layout: the sender's planes.
+        artefacts: calibrated objects by id, of which the configuration may name some; a `HeadProfile` under its
+            `profile_id`.
         use_native: false runs the torch reference everywhere; the frames are the same.
 
     Raises:
-        CodecError: the configuration is malformed or does not fit the layout.
+        CodecError: the configuration is malformed or does not fit the layout, or an artefact that it names is unknown.
     """
 
-    def __init__(self, configuration: Configuration, layout: KVLayout, *, use_native: bool = True) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        layout: KVLayout,
+        *,
+        artefacts: Mapping[str, object] = NO_ARTEFACTS,
+        use_native: bool = True,
+    ) -> None:
         self.configuration = configuration
         self.layout = layout
         self.parameters = parse_parameters(configuration, layout)
@@ -98,7 +111,8 @@ class KVCodec:
         self._metadata = encode_metadata(configuration, layout)
         packs, dtype = self._coder.packs_symbols, layout.dtype
         self._stages = tuple(
-            stage_for(stack, dtype, self.parameters, packs=packs, use_native=use_native) for stack in layout.stacks
+            stage_for(part, dtype, self.parameters, packs=packs, use_native=use_native)
+            for part in parts_of(layout, self.parameters, artefacts)
         )
         self._raw_stages = tuple(RawStage(stack, dtype) for stack in layout.stacks)
         self._sink_stages = tuple(LosslessStage(stack, dtype, use_native=use_native) for stack in layout.stacks)
@@ -133,16 +147,31 @@ class KVCodec:
             parts = [_Part(self._stages, 0, tokens, self.parameters.group_tokens - 1)]
             parts += [_Part(self._sink_stages, 0, sinks, 0)] if sinks else []
         else:
-            parts = self._parts(tokens, first_token)
+            parts = self._parts(tokens, first_token, None)
+        if window := min(tokens, self.parameters.window_tokens):
+            parts.append(_Part(self._sink_stages, 0, window, 0))
         coded = sum(section_bytes(self._coder.max_bytes(size)) for part in parts for size in part.section_sizes)
         raw = sum(section_bytes(size) for size in _Part(self._raw_stages, 0, tokens, 0).section_sizes)
         return header + max(raw, coded)
 
-    def encode(self, planes: Planes, *, first_token: int, chunk_index: int = 0, chunk_count: int = 1) -> bytes:
+    def encode(
+        self,
+        planes: Planes,
+        *,
+        first_token: int,
+        chunk_index: int = 0,
+        chunk_count: int = 1,
+        total_tokens: int | None = None,
+    ) -> bytes:
         """`encode_into` a buffer of its own."""
         buffer = np.empty(self.max_frame_bytes(self.layout.check_planes(planes), first_token), np.uint8)
         size = self.encode_into(
-            planes, buffer, first_token=first_token, chunk_index=chunk_index, chunk_count=chunk_count
+            planes,
+            buffer,
+            first_token=first_token,
+            chunk_index=chunk_index,
+            chunk_count=chunk_count,
+            total_tokens=total_tokens,
         )
         return buffer[:size].tobytes()
 
@@ -155,6 +184,7 @@ class KVCodec:
         rows: Tensor | None = None,
         chunk_index: int = 0,
         chunk_count: int = 1,
+        total_tokens: int | None = None,
     ) -> int:
         """Write one frame.
 
@@ -166,16 +196,19 @@ class KVCodec:
                 first.
             chunk_index: which chunk of the transfer this is.
             chunk_count: how many there are; 0 if not known yet.
+            total_tokens: of the whole request: the prompt's length, which a prefill server knows before its first
+                chunk. Needed where the configuration keeps a window at the end, and left out of the frame elsewhere.
 
         Returns:
             Size of the frame. A chunk with an infinity or a NaN, or with a range that the side data cannot hold, is
             stored raw inside the frame.
 
         Raises:
-            CodecError: planes or buffer are not as announced.
+            CodecError: planes or buffer are not as announced, or the request's length is missing or too small.
         """
         chunk = self.layout.chunk(planes, rows)
         tokens = chunk.tokens
+        total = self._needed_total(total_tokens, first_token + tokens)
         target = _byte_view(buffer)
         if not target.flags.writeable:
             raise CodecError("the buffer is read-only", code="codec.buffer")
@@ -183,7 +216,7 @@ class KVCodec:
         writer = FrameWriter(target, self._metadata)
         is_raw = False
         if tokens:
-            sections = self._code(chunk, first_token)
+            sections = self._code(chunk, first_token, total)
             if sections is None:
                 is_raw = True
                 sections = [section for stage in self._raw_stages for section in stage.encode(chunk, first_token) or ()]
@@ -196,9 +229,10 @@ class KVCodec:
             tokens=tokens,
             chunk_index=chunk_index,
             chunk_count=chunk_count,
+            total_tokens=total or 0,
         )
 
-    def error_bound(self, planes: Planes, *, first_token: int) -> list[Tensor]:
+    def error_bound(self, planes: Planes, *, first_token: int, total_tokens: int | None = None) -> list[Tensor]:
         """The stated bound: how far each decoded element may lie from its input.
 
         Returns:
@@ -207,28 +241,43 @@ class KVCodec:
         """
         bounds = [torch.zeros(plane.shape, dtype=torch.float32, device=plane.device) for plane in planes]
         chunk = self.layout.chunk(planes)
-        for part in self._parts(chunk.tokens, first_token):
-            source, target = (
-                chunk.between(part.start, part.stop),
-                ChunkPlanes(bounds, None).between(part.start, part.stop),
-            )
+        total = self._needed_total(total_tokens, first_token + chunk.tokens)
+        for part in self._parts(chunk.tokens, first_token, total):
+            source = chunk.between(part.start, part.stop)
+            target = ChunkPlanes(bounds, None).between(part.start, part.stop)
             for stage in part.stages:
-                target.write(stage.bound(source.read(stage.stack).float(), part.first_token), stage.stack)
+                stage.write_bound(source, target, part.first_token)
         return bounds
 
-    def _parts(self, tokens: int, first_token: int) -> list[_Part]:
-        """A chunk's sinks, if it has any, and the rest, if there is any."""
+    def _needed_total(self, total_tokens: int | None, end: int) -> int | None:
+        """The request's length, where the window makes it matter."""
+        if not self.parameters.window_tokens:
+            return None
+        if total_tokens is None or total_tokens < end:
+            raise CodecError(
+                f"a request of {total_tokens} tokens with a chunk up to {end}: its last "
+                f"{self.parameters.window_tokens} are to be kept",
+                code="codec.total_tokens",
+            )
+        return total_tokens
+
+    def _parts(self, tokens: int, first_token: int, total_tokens: int | None) -> list[_Part]:
+        """A chunk's sinks, what is quantised and the window at the request's end: those that are not empty."""
         sinks = min(max(self.parameters.sink_tokens - first_token, 0), tokens)
+        window = tokens
+        if total_tokens is not None:
+            window = min(max(total_tokens - self.parameters.window_tokens - first_token, sinks), tokens)
         parts = [
             _Part(self._sink_stages, 0, sinks, first_token),
-            _Part(self._stages, sinks, tokens, first_token + sinks),
+            _Part(self._stages, sinks, window, first_token + sinks),
+            _Part(self._sink_stages, window, tokens, first_token + window),
         ]
         return [part for part in parts if part.start < part.stop]
 
-    def _code(self, chunk: ChunkPlanes, first_token: int) -> list[Bytes] | None:
+    def _code(self, chunk: ChunkPlanes, first_token: int, total_tokens: int | None) -> list[Bytes] | None:
         """All coded sections; None if the planes must be stored raw, or are lossless and not smaller coded."""
         plain: list[Bytes] = []
-        for part in self._parts(chunk.tokens, first_token):
+        for part in self._parts(chunk.tokens, first_token, total_tokens):
             tokens = chunk.between(part.start, part.stop)
             for stage in part.stages:
                 encoded = stage.encode(tokens, part.first_token)
@@ -244,7 +293,9 @@ class KVCodec:
     def _decode(self, reader: FrameReader, chunk: ChunkPlanes) -> None:
         """Decode a frame's sections into a chunk; nothing is written before all of them proved to be whole."""
         header = reader.header
-        parts = self._parts(header.tokens, header.first_token)
+        if bool(header.total_tokens) is not bool(self.parameters.window_tokens):
+            raise FrameError(FrameErrorReason.METADATA, "a request's length and a window go together")
+        parts = self._parts(header.tokens, header.first_token, header.total_tokens or None)
         coder = self._coder
         if header.is_raw:
             parts, coder = [_Part(self._raw_stages, 0, header.tokens, header.first_token)], STORED
@@ -265,6 +316,7 @@ def decode_frame(
     *,
     rows: Tensor | None = None,
     max_raw_bytes: int = MAX_RAW_BYTES,
+    artefacts: Mapping[str, object] = NO_ARTEFACTS,
     use_native: bool = True,
 ) -> DecodedFrame:
     """Verify and decode one frame.
@@ -274,6 +326,7 @@ def decode_frame(
         out: where the planes go (any device, any strides, the frame's shapes and dtype); allocated if None.
         rows: where `out` is a pool, the row of each token there (int64); other rows are left alone.
         max_raw_bytes: refuse frames that would decode to more.
+        artefacts: calibrated objects by id, as the sender's codec had them.
         use_native: false runs the torch reference everywhere.
 
     Raises:
@@ -284,7 +337,7 @@ def decode_frame(
     if header.raw_bytes > max_raw_bytes:
         raise FrameError(FrameErrorReason.TOO_LARGE, f"{header.raw_bytes} raw bytes, at most {max_raw_bytes} wanted")
     try:
-        codec = _codec_for(header.configuration, header.layout, use_native)
+        codec = _codec_for(header.configuration, header.layout, _named(header.configuration, artefacts), use_native)
     except CodecError as error:
         raise FrameError(FrameErrorReason.CONFIGURATION, str(error)) from error
     if out is None:
@@ -312,9 +365,18 @@ def peek_header(buffer: Buffer) -> FrameHeader:
     return FrameReader(_byte_view(buffer).data).header
 
 
+def _named(configuration: Configuration, artefacts: Mapping[str, object]) -> HeadProfile | None:
+    """The artefact that a configuration names."""
+    profile_id = configuration.get("head_profile")
+    return find_head_profile(artefacts, profile_id) if isinstance(profile_id, str) else None
+
+
 @lru_cache(maxsize=64)
-def _codec_for(configuration: Configuration, layout: KVLayout, use_native: bool) -> KVCodec:
-    return KVCodec(configuration, layout, use_native=use_native)
+def _codec_for(
+    configuration: Configuration, layout: KVLayout, profile: HeadProfile | None, use_native: bool
+) -> KVCodec:
+    artefacts = NO_ARTEFACTS if profile is None else {profile.profile_id: profile}
+    return KVCodec(configuration, layout, artefacts=artefacts, use_native=use_native)
 
 
 def _allocate(layout: KVLayout, tokens: int) -> Planes:

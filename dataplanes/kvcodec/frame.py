@@ -12,7 +12,7 @@ offset size  field
 36     4     chunk index
 40     4     chunk count
 44     4     metadata bytes
-48     8     zero
+48     8     tokens of the whole request, where the configuration keeps a window at its end; else zero
 56     8     XXH3-64 of everything else, the first 56 bytes first
 64     ...   metadata: canonical JSON of configuration, its id, planes, dtype and page size; zero padding to 8
 ...    ...   sections: 8 bytes of length, that many bytes, zero padding to 8
@@ -70,6 +70,7 @@ class FrameHeader:
         chunk_count: how many chunks the sender announces; 0 while it does not know.
         frame_bytes: size of the whole frame.
         raw_bytes: size of the planes before coding.
+        total_tokens: of the whole request; 0 where the configuration has no use for it.
     """
 
     configuration: Configuration
@@ -81,6 +82,7 @@ class FrameHeader:
     chunk_count: int
     frame_bytes: int
     raw_bytes: int
+    total_tokens: int = 0
 
 
 @lru_cache(maxsize=256)
@@ -176,13 +178,21 @@ class FrameWriter:
         self._append(bytes(-data.size % 8))
 
     def finish(
-        self, *, is_raw: bool, raw_bytes: int, first_token: int, tokens: int, chunk_index: int, chunk_count: int
+        self,
+        *,
+        is_raw: bool,
+        raw_bytes: int,
+        first_token: int,
+        tokens: int,
+        chunk_index: int,
+        chunk_count: int,
+        total_tokens: int = 0,
     ) -> int:
         """Write the header; returns the frame's size."""
         flags = FLAG_RAW if is_raw else 0
         fixed = _FIXED.pack(
             MAGIC, FORMAT_VERSION, flags, self._end, raw_bytes, first_token, tokens, chunk_index, chunk_count,
-            self._metadata_bytes, 0,
+            self._metadata_bytes, total_tokens,
         )  # fmt: skip
         self._buffer.data[: len(fixed)] = fixed
         checksum = _checksum(fixed, self._buffer.data[FIXED_BYTES : self._end])
@@ -214,7 +224,7 @@ class FrameReader:
         fixed = bytes(buffer[: _FIXED.size])
         (
             magic, version, flags, frame_bytes, raw_bytes, first_token, tokens, chunk_index, chunk_count,
-            metadata_bytes, reserved,
+            metadata_bytes, total_tokens,
         ) = _FIXED.unpack(fixed)  # fmt: skip
         if magic != MAGIC:
             raise FrameError(FrameErrorReason.MAGIC, f"starts with {magic!r}")
@@ -226,8 +236,10 @@ class FrameReader:
         (expected,) = _CHECKSUM.unpack(buffer[_FIXED.size : FIXED_BYTES])
         if _checksum(fixed, body) != expected:
             raise FrameError(FrameErrorReason.CHECKSUM, "the checksum does not match")
-        if flags & ~FLAG_RAW or reserved or metadata_bytes > MAX_METADATA_BYTES:
+        if flags & ~FLAG_RAW or metadata_bytes > MAX_METADATA_BYTES:
             raise FrameError(FrameErrorReason.METADATA, "unknown flags or oversized metadata")
+        if total_tokens and total_tokens < first_token + tokens:
+            raise FrameError(FrameErrorReason.METADATA, f"a chunk beyond a request of {total_tokens} tokens")
         configuration, layout = decode_metadata(bytes(body[:metadata_bytes]))
         if raw_bytes > MAX_RAW_BYTES:
             raise FrameError(FrameErrorReason.TOO_LARGE, f"{raw_bytes} raw bytes in one frame")
@@ -243,6 +255,7 @@ class FrameReader:
             chunk_count=chunk_count,
             frame_bytes=frame_bytes,
             raw_bytes=raw_bytes,
+            total_tokens=total_tokens,
         )
         self._body = body
         self._position = metadata_bytes

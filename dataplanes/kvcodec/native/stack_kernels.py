@@ -78,8 +78,9 @@ class LevelsKernel(StackKernel):
     def __init__(self, plane: Plane, parameters: LevelsParameters, seed: int | None, per_byte: int) -> None:
         super().__init__(plane, seed, per_byte)
         is_channel = parameters.axis is Axis.CHANNEL
+        self._spans_heads = parameters.axis is Axis.ALL_HEADS
         self._fields = {
-            "group": parameters.group if is_channel else parameters.channels_per_group(plane.head_dim),
+            "group": parameters.group if is_channel else parameters.channels_per_group(plane),
             "channel_axis": int(is_channel),
             "levels": parameters.levels,
             "per_byte": per_byte,
@@ -93,14 +94,24 @@ class LevelsKernel(StackKernel):
     ) -> list[Bytes] | None:
         """See the base class."""
         sections = [np.empty(size, np.uint8) for size in sizes]
-        status = _call(_library().kv_levels_encode, planes, rows, self._struct(first_token), *sections)
+        status = _call(_library().kv_levels_encode, self._viewed(planes), rows, self._struct(first_token), *sections)
         return sections if status is Status.DONE else None
 
     def decode(
         self, sections: Sequence[Bytes], planes: Sequence[Tensor], rows: Tensor | None, first_token: int
     ) -> None:
         """See the base class."""
-        _call(_library().kv_levels_decode, planes, rows, self._struct(first_token), *sections)
+        _call(_library().kv_levels_decode, self._viewed(planes), rows, self._struct(first_token), *sections)
+
+    def _viewed(self, planes: Sequence[Tensor]) -> Sequence[Tensor]:
+        """As the kernel wants them, whose groups lie within a head: where they span heads, those are one."""
+        if not self._spans_heads:
+            return planes
+        channels = planes[0].shape[1] * planes[0].shape[2]
+        return [
+            plane.as_strided((plane.shape[0], 1, channels), (plane.stride(0), channels, 1), plane.storage_offset())
+            for plane in planes
+        ]
 
     def _struct(self, first_token: int) -> LevelsStruct:
         return LevelsStruct(rotation=self._rotation, first_token=first_token, **self._fields)
