@@ -204,8 +204,8 @@ def _levels(
         levels = reader.integer(f"{part}_levels", fewest, 256)
     if quantise in SPLIT_FORMATS:
         low_levels = reader.integer(f"{part}_low_levels", fewest, 256)
-        if low_levels >= levels:
-            raise _invalid(f"{part}_low_levels", f"{low_levels} levels are not fewer than {levels}")
+        if low_levels > levels:
+            raise _invalid(f"{part}_low_levels", f"{low_levels} levels are more than {levels}")
         low_percent = reader.integer(f"{part}_low_percent", 1, 99)
     axis, group = _grouping(reader, part, layout, roles) if quantise in GROUPED_FORMATS else (None, 0)
     return LevelsParameters(

@@ -70,7 +70,9 @@ class FrameCodec:
         for index, start in enumerate(starts):
             piece = _cut(planes, start, min(start + self.frame_tokens, tokens))
             buffer = self._buffers[index]
-            size = self._codec.encode_into(piece, buffer, first_token=start, chunk_index=index, chunk_count=len(starts))
+            size = self._codec.encode_into(
+                piece, buffer, first_token=start, chunk_index=index, chunk_count=len(starts), total_tokens=tokens
+            )
             frames.append(buffer[:size])
         return frames
 
