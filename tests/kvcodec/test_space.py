@@ -6,13 +6,15 @@ import itertools
 import random
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from controld.contract.configuration import Configuration, Value
 from controld.contract.errors import FieldError
 from controld.contract.space import StrategySpace
-from dataplanes.kvcodec import CodecError, KVDtype, KVLayout
+from dataplanes.kvcodec import CodecError, HeadProfile, KVCodec, KVDtype, KVLayout
 from dataplanes.kvcodec.coders import OFFERED_CODERS
+from dataplanes.kvcodec.presets import PRESETS
 from dataplanes.kvcodec.space import kv_strategy_space, validate_configuration
 
 LAYOUTS = [
@@ -44,6 +46,36 @@ def test_the_codec_takes_every_advertised_configuration(layout: KVLayout) -> Non
         space.validate(configuration)
         validate_configuration(configuration, layout)
     assert StrategySpace.from_json(space.to_json()).to_json() == space.to_json()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"head_dim {layout.planes[0].head_dim}")
+def test_formats_that_need_a_head_profile_are_offered_with_one_only(layout: KVLayout) -> None:
+    def formats(space: StrategySpace) -> set[Value]:
+        return {value for parameter in space.parameters if parameter.name == "quantise" for value in parameter.values}
+
+    heads = layout.planes[0].heads
+    profile = HeadProfile(key=np.ones((2, heads)), value=np.ones((2, heads)))
+    space = kv_strategy_space(layout, head_profiles=(profile.profile_id,))
+    assert formats(space) - formats(kv_strategy_space(layout)) == {"head_levels", "allocated_levels"}
+    for configuration in random_points(space, 300):
+        space.validate(configuration)
+        KVCodec(configuration, layout, artefacts={profile.profile_id: profile}, use_native=False)
+
+
+def test_presets_without_a_window_or_a_range_over_heads_are_in_the_space() -> None:
+    """The others the codec takes all the same."""
+    space = kv_strategy_space(LAYOUTS[0], head_profiles=("0" * 16,))
+    inside = set()
+    for name, preset in PRESETS.items():
+        configuration = preset.configuration(LAYOUTS[0], "0" * 16)
+        validate_configuration(configuration, LAYOUTS[0])
+        whole = configuration if configuration["quantise"] == "none" else {"sink_tokens": 0, **configuration}
+        try:
+            space.validate(whole)
+        except FieldError:
+            continue
+        inside.add(name)
+    assert inside == {"cachegen", "splitzip", "turboquant", "fp8", "nvfp4"}
 
 
 def test_a_latent_pool_has_no_value_parameters() -> None:
