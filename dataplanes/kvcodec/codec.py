@@ -43,7 +43,7 @@ from dataplanes.kvcodec.frame import (
 )
 from dataplanes.kvcodec.head_profile import NO_ARTEFACTS, HeadProfile, find_head_profile
 from dataplanes.kvcodec.layout import ChunkPlanes, KVLayout, Planes
-from dataplanes.kvcodec.native.library import load_library, load_splitzip_library
+from dataplanes.kvcodec.native.library import load_codebook_library, load_library, load_splitzip_library
 from dataplanes.kvcodec.parameters import parse_parameters
 from dataplanes.kvcodec.partition import parts_of
 from dataplanes.kvcodec.stages import LosslessStage, RawStage, Stage, stage_for
@@ -124,7 +124,8 @@ class KVCodec:
         Returns:
             Whether the native kernels run; without them the reference does the work, several times slower.
         """
-        return load_library() is not None and load_splitzip_library() is not None
+        loaders = (load_library, load_codebook_library, load_splitzip_library)
+        return all([loader() is not None for loader in loaders])
 
     @property
     def chunk_alignment_tokens(self) -> int:
@@ -147,7 +148,7 @@ class KVCodec:
             parts = [_Part(self._stages, 0, tokens, self.parameters.group_tokens - 1)]
             parts += [_Part(self._sink_stages, 0, sinks, 0)] if sinks else []
         else:
-            parts = self._parts(tokens, first_token, None)
+            parts = self._parts(tokens, first_token, 0)
         if window := min(tokens, self.parameters.window_tokens):
             parts.append(_Part(self._sink_stages, 0, window, 0))
         coded = sum(section_bytes(self._coder.max_bytes(size)) for part in parts for size in part.section_sizes)
@@ -161,7 +162,7 @@ class KVCodec:
         first_token: int,
         chunk_index: int = 0,
         chunk_count: int = 1,
-        total_tokens: int | None = None,
+        request_tokens: int = 0,
     ) -> bytes:
         """`encode_into` a buffer of its own."""
         buffer = np.empty(self.max_frame_bytes(self.layout.check_planes(planes), first_token), np.uint8)
@@ -171,7 +172,7 @@ class KVCodec:
             first_token=first_token,
             chunk_index=chunk_index,
             chunk_count=chunk_count,
-            total_tokens=total_tokens,
+            request_tokens=request_tokens,
         )
         return buffer[:size].tobytes()
 
@@ -184,7 +185,7 @@ class KVCodec:
         rows: Tensor | None = None,
         chunk_index: int = 0,
         chunk_count: int = 1,
-        total_tokens: int | None = None,
+        request_tokens: int = 0,
     ) -> int:
         """Write one frame.
 
@@ -196,8 +197,9 @@ class KVCodec:
                 first.
             chunk_index: which chunk of the transfer this is.
             chunk_count: how many there are; 0 if not known yet.
-            total_tokens: of the whole request: the prompt's length, which a prefill server knows before its first
-                chunk. Needed where the configuration keeps a window at the end, and left out of the frame elsewhere.
+            request_tokens: length of the whole request: the prompt's, which a prefill server knows before its first
+                chunk; 0 if not known. All chunks of a transfer must say the same. Needed where the configuration keeps
+                a window at the end.
 
         Returns:
             Size of the frame. A chunk with an infinity or a NaN, or with a range that the side data cannot hold, is
@@ -208,7 +210,7 @@ class KVCodec:
         """
         chunk = self.layout.chunk(planes, rows)
         tokens = chunk.tokens
-        total = self._needed_total(total_tokens, first_token + tokens)
+        self._check_request(request_tokens, first_token + tokens)
         target = _byte_view(buffer)
         if not target.flags.writeable:
             raise CodecError("the buffer is read-only", code="codec.buffer")
@@ -216,7 +218,7 @@ class KVCodec:
         writer = FrameWriter(target, self._metadata)
         is_raw = False
         if tokens:
-            sections = self._code(chunk, first_token, total)
+            sections = self._code(chunk, first_token, request_tokens)
             if sections is None:
                 is_raw = True
                 sections = [section for stage in self._raw_stages for section in stage.encode(chunk, first_token) or ()]
@@ -229,10 +231,10 @@ class KVCodec:
             tokens=tokens,
             chunk_index=chunk_index,
             chunk_count=chunk_count,
-            total_tokens=total or 0,
+            request_tokens=request_tokens,
         )
 
-    def error_bound(self, planes: Planes, *, first_token: int, total_tokens: int | None = None) -> list[Tensor]:
+    def error_bound(self, planes: Planes, *, first_token: int, request_tokens: int = 0) -> list[Tensor]:
         """The stated bound: how far each decoded element may lie from its input.
 
         Returns:
@@ -241,32 +243,30 @@ class KVCodec:
         """
         bounds = [torch.zeros(plane.shape, dtype=torch.float32, device=plane.device) for plane in planes]
         chunk = self.layout.chunk(planes)
-        total = self._needed_total(total_tokens, first_token + chunk.tokens)
-        for part in self._parts(chunk.tokens, first_token, total):
+        self._check_request(request_tokens, first_token + chunk.tokens)
+        for part in self._parts(chunk.tokens, first_token, request_tokens):
             source = chunk.between(part.start, part.stop)
             target = ChunkPlanes(bounds, None).between(part.start, part.stop)
             for stage in part.stages:
                 stage.write_bound(source, target, part.first_token)
         return bounds
 
-    def _needed_total(self, total_tokens: int | None, end: int) -> int | None:
-        """The request's length, where the window makes it matter."""
-        if not self.parameters.window_tokens:
-            return None
-        if total_tokens is None or total_tokens < end:
+    def _check_request(self, request_tokens: int, end: int) -> None:
+        """A request is long enough for its chunk, and its length is known where it matters."""
+        if request_tokens and request_tokens < end:
+            raise CodecError(f"a chunk up to token {end} of a request of {request_tokens}", code="codec.request_tokens")
+        if self.parameters.window_tokens and not request_tokens:
             raise CodecError(
-                f"a request of {total_tokens} tokens with a chunk up to {end}: its last "
-                f"{self.parameters.window_tokens} are to be kept",
-                code="codec.total_tokens",
-            )
-        return total_tokens
+                "the request's length decides where its window starts", code="codec.request_tokens",
+                hint="pass request_tokens, or choose a configuration without window_tokens",
+            )  # fmt: skip
 
-    def _parts(self, tokens: int, first_token: int, total_tokens: int | None) -> list[_Part]:
+    def _parts(self, tokens: int, first_token: int, request_tokens: int) -> list[_Part]:
         """A chunk's sinks, what is quantised and the window at the request's end: those that are not empty."""
         sinks = min(max(self.parameters.sink_tokens - first_token, 0), tokens)
         window = tokens
-        if total_tokens is not None:
-            window = min(max(total_tokens - self.parameters.window_tokens - first_token, sinks), tokens)
+        if self.parameters.window_tokens and request_tokens:
+            window = min(max(request_tokens - self.parameters.window_tokens - first_token, sinks), tokens)
         parts = [
             _Part(self._sink_stages, 0, sinks, first_token),
             _Part(self._stages, sinks, window, first_token + sinks),
@@ -274,10 +274,10 @@ class KVCodec:
         ]
         return [part for part in parts if part.start < part.stop]
 
-    def _code(self, chunk: ChunkPlanes, first_token: int, total_tokens: int | None) -> list[Bytes] | None:
+    def _code(self, chunk: ChunkPlanes, first_token: int, request_tokens: int) -> list[Bytes] | None:
         """All coded sections; None if the planes must be stored raw, or are lossless and not smaller coded."""
         plain: list[Bytes] = []
-        for part in self._parts(chunk.tokens, first_token, total_tokens):
+        for part in self._parts(chunk.tokens, first_token, request_tokens):
             tokens = chunk.between(part.start, part.stop)
             for stage in part.stages:
                 encoded = stage.encode(tokens, part.first_token)
@@ -293,9 +293,9 @@ class KVCodec:
     def _decode(self, reader: FrameReader, chunk: ChunkPlanes) -> None:
         """Decode a frame's sections into a chunk; nothing is written before all of them proved to be whole."""
         header = reader.header
-        if bool(header.total_tokens) is not bool(self.parameters.window_tokens):
-            raise FrameError(FrameErrorReason.METADATA, "a request's length and a window go together")
-        parts = self._parts(header.tokens, header.first_token, header.total_tokens or None)
+        if self.parameters.window_tokens and not header.request_tokens:
+            raise FrameError(FrameErrorReason.METADATA, "a window at the end of a request of unknown length")
+        parts = self._parts(header.tokens, header.first_token, header.request_tokens)
         coder = self._coder
         if header.is_raw:
             parts, coder = [_Part(self._raw_stages, 0, header.tokens, header.first_token)], STORED
@@ -339,7 +339,9 @@ def decode_frame(
     try:
         codec = _codec_for(header.configuration, header.layout, _named(header.configuration, artefacts), use_native)
     except CodecError as error:
-        raise FrameError(FrameErrorReason.CONFIGURATION, str(error)) from error
+        is_unknown = error.code == "codec.artefact_unknown"
+        reason = FrameErrorReason.ARTEFACT if is_unknown else FrameErrorReason.CONFIGURATION
+        raise FrameError(reason, str(error)) from error
     if out is None:
         chunk = ChunkPlanes(_allocate(header.layout, header.tokens), None)
     else:

@@ -23,6 +23,7 @@ class FrameErrorReason(enum.Enum):
     SHAPE = "shape"
     PAYLOAD = "payload"
     TOO_LARGE = "too_large"
+    ARTEFACT = "artefact"
 
 
 class FrameError(ControldError):

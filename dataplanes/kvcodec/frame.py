@@ -12,7 +12,7 @@ offset size  field
 36     4     chunk index
 40     4     chunk count
 44     4     metadata bytes
-48     8     tokens of the whole request, where the configuration keeps a window at its end; else zero
+48     8     tokens of the whole request; 0 where the sender does not know
 56     8     XXH3-64 of everything else, the first 56 bytes first
 64     ...   metadata: canonical JSON of configuration, its id, planes, dtype and page size; zero padding to 8
 ...    ...   sections: 8 bytes of length, that many bytes, zero padding to 8
@@ -68,9 +68,9 @@ class FrameHeader:
         tokens: tokens in this frame.
         chunk_index: which chunk of the transfer this is.
         chunk_count: how many chunks the sender announces; 0 while it does not know.
+        request_tokens: length of the whole request; 0 where the sender does not know it.
         frame_bytes: size of the whole frame.
         raw_bytes: size of the planes before coding.
-        total_tokens: of the whole request; 0 where the configuration has no use for it.
     """
 
     configuration: Configuration
@@ -80,9 +80,9 @@ class FrameHeader:
     tokens: int
     chunk_index: int
     chunk_count: int
+    request_tokens: int
     frame_bytes: int
     raw_bytes: int
-    total_tokens: int = 0
 
 
 @lru_cache(maxsize=256)
@@ -186,13 +186,13 @@ class FrameWriter:
         tokens: int,
         chunk_index: int,
         chunk_count: int,
-        total_tokens: int = 0,
+        request_tokens: int,
     ) -> int:
         """Write the header; returns the frame's size."""
         flags = FLAG_RAW if is_raw else 0
         fixed = _FIXED.pack(
             MAGIC, FORMAT_VERSION, flags, self._end, raw_bytes, first_token, tokens, chunk_index, chunk_count,
-            self._metadata_bytes, total_tokens,
+            self._metadata_bytes, request_tokens,
         )  # fmt: skip
         self._buffer.data[: len(fixed)] = fixed
         checksum = _checksum(fixed, self._buffer.data[FIXED_BYTES : self._end])
@@ -224,7 +224,7 @@ class FrameReader:
         fixed = bytes(buffer[: _FIXED.size])
         (
             magic, version, flags, frame_bytes, raw_bytes, first_token, tokens, chunk_index, chunk_count,
-            metadata_bytes, total_tokens,
+            metadata_bytes, request_tokens,
         ) = _FIXED.unpack(fixed)  # fmt: skip
         if magic != MAGIC:
             raise FrameError(FrameErrorReason.MAGIC, f"starts with {magic!r}")
@@ -238,13 +238,13 @@ class FrameReader:
             raise FrameError(FrameErrorReason.CHECKSUM, "the checksum does not match")
         if flags & ~FLAG_RAW or metadata_bytes > MAX_METADATA_BYTES:
             raise FrameError(FrameErrorReason.METADATA, "unknown flags or oversized metadata")
-        if total_tokens and total_tokens < first_token + tokens:
-            raise FrameError(FrameErrorReason.METADATA, f"a chunk beyond a request of {total_tokens} tokens")
         configuration, layout = decode_metadata(bytes(body[:metadata_bytes]))
         if raw_bytes > MAX_RAW_BYTES:
             raise FrameError(FrameErrorReason.TOO_LARGE, f"{raw_bytes} raw bytes in one frame")
         if raw_bytes != layout.raw_bytes(tokens):
             raise FrameError(FrameErrorReason.SHAPE, f"{raw_bytes} raw bytes, but {layout.raw_bytes(tokens)} by shape")
+        if request_tokens and first_token + tokens > request_tokens:
+            raise FrameError(FrameErrorReason.SHAPE, f"token {first_token + tokens} of a request of {request_tokens}")
         self.header = FrameHeader(
             configuration=configuration,
             layout=layout,
@@ -253,9 +253,9 @@ class FrameReader:
             tokens=tokens,
             chunk_index=chunk_index,
             chunk_count=chunk_count,
+            request_tokens=request_tokens,
             frame_bytes=frame_bytes,
             raw_bytes=raw_bytes,
-            total_tokens=total_tokens,
         )
         self._body = body
         self._position = metadata_bytes

@@ -84,5 +84,5 @@ def find_head_profile(artefacts: Mapping[str, object], profile_id: str) -> HeadP
     """
     profile = artefacts.get(profile_id)
     if not isinstance(profile, HeadProfile) or profile.profile_id != profile_id:
-        raise CodecError(f"head profile {profile_id} is unknown here", code="codec.artefact")
+        raise CodecError(f"head profile {profile_id} is not here", code="codec.artefact_unknown")
     return profile

@@ -53,9 +53,9 @@ class Stage(ABC):
     def decode(self, sections: Sequence[Bytes], chunk: ChunkPlanes, first_token: int) -> None:
         """Write the stack into the chunk. Sections have the sizes that were announced, and may be read-only."""
 
-    def write_bound(self, source: ChunkPlanes, target: ChunkPlanes, first_token: int) -> None:
-        """Write the largest error of each of the source's elements into planes of their shapes, which are float32."""
-        target.write(self.bound(source.read(self.stack).float(), first_token), self.stack)
+    def write_bound(self, chunk: ChunkPlanes, bounds: ChunkPlanes, first_token: int) -> None:
+        """Write the largest error of each element of the chunk's planes into float32 planes that hold zeros."""
+        bounds.write(self.bound(chunk.read(self.stack).float(), first_token), self.stack)
 
     def bound(self, x: Tensor, first_token: int) -> Tensor:
         """Largest error of each element of the float32 stack `x`: none, unless a stage says otherwise."""
@@ -187,17 +187,16 @@ class QuantisedStage(Stage):
     def _side_sizes(self, tokens: int, first_token: int) -> tuple[int, ...]:
         return self._quantiser.side_sizes(len(self.stack.positions), tokens, first_token)
 
-    def _native_kernel(self, quantise: Quantise, levels: LevelsParameters | None) -> stack_kernels.StackKernel | None:
-        """None where only the reference exists."""
+    def _native_kernel(self, quantise: Quantise, levels: LevelsParameters | None) -> stack_kernels.StackKernel:
         plane = self.stack.plane
         per_byte = packing.symbols_per_byte(self._quantiser.symbol_levels) if self._packs else 1
-        if quantise in GROUPED_FORMATS:
-            assert levels is not None
-            return stack_kernels.LevelsKernel(plane, levels, self._seed, per_byte)
-        if quantise in (Quantise.FP8_E4M3, Quantise.NVFP4):
+        if levels is None:
             is_nvfp4 = quantise is Quantise.NVFP4
             return stack_kernels.FloatFormatKernel(plane, self._seed, per_byte, is_nvfp4=is_nvfp4)
-        return None
+        if quantise in GROUPED_FORMATS:
+            return stack_kernels.LevelsKernel(plane, levels, self._seed, per_byte)
+        is_absmax = quantise is Quantise.ABSMAX_LEVELS
+        return stack_kernels.CodebookKernel(plane, levels.levels, self._seed, per_byte, is_absmax=is_absmax)
 
 
 class HeadsStage(Stage):
@@ -229,12 +228,12 @@ class HeadsStage(Stage):
         self._inner.decode(sections, ChunkPlanes(values, None), first_token)
         self._scatter(values, chunk)
 
-    def write_bound(self, source: ChunkPlanes, target: ChunkPlanes, first_token: int) -> None:
+    def write_bound(self, chunk: ChunkPlanes, bounds: ChunkPlanes, first_token: int) -> None:
         """See the base class."""
-        gathered = self._gathered(source)
-        bounds = torch.empty(self._shape(source.tokens), dtype=torch.float32, device=gathered.planes[0].device)
-        self._inner.write_bound(gathered, ChunkPlanes(bounds, None), first_token)
-        self._scatter(bounds, target)
+        gathered = self._gathered(chunk)
+        values = torch.zeros(self._shape(chunk.tokens), dtype=torch.float32, device=gathered.planes[0].device)
+        self._inner.write_bound(gathered, ChunkPlanes(values, None), first_token)
+        self._scatter(values, bounds)
 
     def _gathered(self, chunk: ChunkPlanes) -> ChunkPlanes:
         chosen = []

@@ -17,6 +17,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 SMALLEST_SCALE = 2.0**-100
+SMALLEST_PEAK = 2.0**-120
 _GRID = 4096
 """Entries are whole numbers over this, so that no library's last digit decides what a frame decodes to."""
 
@@ -77,7 +78,7 @@ def scale_of(x: Tensor) -> Tensor:
 
     Sums in a fixed order, so that a vector has the same scale alone and among others.
     """
-    peak = x.abs().amax(-1, keepdim=True).clamp_min(2.0**-120)
+    peak = x.abs().amax(-1, keepdim=True).clamp_min(SMALLEST_PEAK)
     squares = (x / peak).square()
     width = 1 << (x.shape[-1] - 1).bit_length()
     squares = functional.pad(squares, (0, width - x.shape[-1]))

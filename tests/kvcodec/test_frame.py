@@ -116,7 +116,7 @@ def _patch(offset: int, layout: str, value: int) -> Callable[[bytearray], None]:
         (_patch(32, "<I", 10), FrameErrorReason.SHAPE),
         (_patch(44, "<I", 1 << 30), FrameErrorReason.TRUNCATED),
         (_patch(44, "<I", 8), FrameErrorReason.METADATA),
-        (_patch(48, "<Q", 1), FrameErrorReason.METADATA),
+        (_patch(48, "<Q", 1), FrameErrorReason.SHAPE),
     ],
 )
 def test_reasons_are_told_apart(change: Callable[[bytearray], None], reason: FrameErrorReason) -> None:

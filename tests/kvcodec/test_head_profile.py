@@ -88,7 +88,7 @@ def test_a_frame_needs_the_very_profile_that_it_names() -> None:
     for artefacts in ({}, {other.profile_id: other}, {PROFILE.profile_id: other}, {PROFILE.profile_id: "profile"}):
         with pytest.raises(FrameError) as caught:
             decode_frame(frame, artefacts=artefacts)
-        assert caught.value.reason is FrameErrorReason.CONFIGURATION
+        assert caught.value.reason is FrameErrorReason.ARTEFACT
 
 
 def test_a_profile_of_another_model_is_refused() -> None:

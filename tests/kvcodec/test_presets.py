@@ -40,7 +40,7 @@ def decoded(name: str, layout: KVLayout = LAYOUT, planes: Tensor = KV) -> tuple[
     """Keys and values after the preset's frame, float32, and the frame's size."""
     configuration = PRESETS[name].configuration(layout, PROFILE.profile_id)
     codec = KVCodec(configuration, layout, artefacts=ARTEFACTS)
-    frame = codec.encode(planes, first_token=0, total_tokens=planes.shape[1])
+    frame = codec.encode(planes, first_token=0, request_tokens=planes.shape[1])
     assert len(frame) <= codec.max_frame_bytes(planes.shape[1], 0)
     result = decode_frame(frame, artefacts=ARTEFACTS)
     assert not result.header.is_raw
@@ -189,9 +189,9 @@ def test_every_preset_and_tuning_fits_every_layout(name: str, layout: KVLayout) 
     assert tunings[0] == PRESETS[name].configuration(layout, profile.profile_id)
     for configuration in tunings[:: max(len(tunings) // 3, 1)]:
         codec = KVCodec(configuration, layout, artefacts=artefacts)
-        frame = codec.encode(planes, first_token=0, total_tokens=tokens)
+        frame = codec.encode(planes, first_token=0, request_tokens=tokens)
         got = torch.as_tensor(decode_frame(frame, artefacts=artefacts).planes)
-        bounds = codec.error_bound(planes, first_token=0, total_tokens=tokens)
+        bounds = codec.error_bound(planes, first_token=0, request_tokens=tokens)
         assert ((got.double() - planes.double()).abs() <= torch.stack(bounds).double()).all()
 
 

@@ -33,10 +33,10 @@ def test_one_chunk_and_seven_chunks_decode_to_equal_bytes(cuts: list[int], tail:
     edges = [0, *sorted(cut * step for cut in cuts), 9 * step + tail]
     total = edges[-1]
     planes = make_planes(total, seed % 2**31)
-    whole = torch.as_tensor(decode_frame(codec.encode(planes, first_token=0, total_tokens=total)).planes)
+    whole = torch.as_tensor(decode_frame(codec.encode(planes, first_token=0, request_tokens=total)).planes)
     parts = []
     for low, high in itertools.pairwise(edges):
-        frame = codec.encode(planes[:, low:high], first_token=low, total_tokens=total)
+        frame = codec.encode(planes[:, low:high], first_token=low, request_tokens=total)
         assert len(frame) <= codec.max_frame_bytes(high - low, low)
         assert len(frame) <= codec.max_frame_bytes(high - low)
         parts.append(torch.as_tensor(decode_frame(frame).planes))
@@ -51,27 +51,29 @@ def test_one_chunk_and_seven_chunks_decode_to_equal_bytes(cuts: list[int], tail:
 def test_short_requests_are_all_sinks_and_window(total: int) -> None:
     planes = make_planes(total)
     decoded = torch.as_tensor(
-        decode_frame(KVCodec(KIVI, LAYOUT).encode(planes, first_token=0, total_tokens=total)).planes
+        decode_frame(KVCodec(KIVI, LAYOUT).encode(planes, first_token=0, request_tokens=total)).planes
     )
     assert torch.equal(decoded, planes) is (total <= 23)
 
 
 def test_without_a_length_there_is_no_window() -> None:
     codec, planes = KVCodec(KIVI, LAYOUT), make_planes(40)
-    for total in (None, 0, 39):
+    for total in (0, 39):
         with pytest.raises(CodecError) as caught:
-            codec.encode(planes, first_token=0, total_tokens=total)
-        assert caught.value.code == "codec.total_tokens"
+            codec.encode(planes, first_token=0, request_tokens=total)
+        assert caught.value.code == "codec.request_tokens"
     plain = Configuration({name: value for name, value in KIVI.items() if name != "window_tokens"})
-    frame = KVCodec(plain, LAYOUT).encode(planes, first_token=0)
-    assert KVCodec(plain, LAYOUT).encode(planes, first_token=0, total_tokens=40) == frame
+    unknown = decode_frame(KVCodec(plain, LAYOUT).encode(planes, first_token=0))
+    known = decode_frame(KVCodec(plain, LAYOUT).encode(planes, first_token=0, request_tokens=40))
+    assert torch.equal(torch.as_tensor(unknown.planes), torch.as_tensor(known.planes))
+    assert (unknown.header.request_tokens, known.header.request_tokens) == (0, 40)
 
 
 def test_a_frame_says_how_long_its_request_is() -> None:
     codec = KVCodec(KIVI, LAYOUT)
-    frame = codec.encode(make_planes(40), first_token=8, total_tokens=70)
-    assert decode_frame(frame).header.total_tokens == 70
-    bounds = codec.error_bound(make_planes(40), first_token=32, total_tokens=72)
+    frame = codec.encode(make_planes(40), first_token=8, request_tokens=70)
+    assert decode_frame(frame).header.request_tokens == 70
+    bounds = codec.error_bound(make_planes(40), first_token=32, request_tokens=72)
     assert all(not bound[20:].any() and bound[:20].all() for bound in bounds)
 
 
@@ -79,7 +81,7 @@ def test_a_window_without_a_length_is_refused_by_the_receiver() -> None:
     planes = make_planes(40)
     codec = KVCodec(KIVI, LAYOUT)
     # A sender that loses the length: its own frame of the same configuration is not decoded with a guess.
-    codec._needed_total = lambda total_tokens, end: None  # type: ignore[method-assign]
+    codec._check_request = lambda request_tokens, end: None  # type: ignore[method-assign]
     frame = codec.encode(planes, first_token=0)
     with pytest.raises(FrameError) as caught:
         decode_frame(frame)

@@ -41,7 +41,7 @@ class Status(enum.IntEnum):
 
 
 class PlanesStruct(ctypes.Structure):
-    """`kv_planes` of kernels.c."""
+    """`kv_planes` of planes.h."""
 
     _fields_ = (
         ("addresses", ctypes.c_void_p),
@@ -56,7 +56,7 @@ class PlanesStruct(ctypes.Structure):
 
 
 class RotationStruct(ctypes.Structure):
-    """`kv_rotation` of kernels.c."""
+    """`kv_rotation` of planes.h."""
 
     _fields_ = (("block", ctypes.c_int64), ("signs", ctypes.c_void_p), ("norm", ctypes.c_float))
 
@@ -91,6 +91,23 @@ class FloatFormatStruct(ctypes.Structure):
     )
 
 
+class CodebookStruct(ctypes.Structure):
+    """`kv_codebook` of codebooks.c."""
+
+    _fields_ = (
+        ("rotation", RotationStruct),
+        ("is_absmax", ctypes.c_int64),
+        ("alphabet", ctypes.c_int64),
+        ("per_byte", ctypes.c_int64),
+        ("entries", ctypes.c_void_p),
+        ("edges", ctypes.c_void_p),
+        ("inverse_last", ctypes.c_float),
+        ("inverse_dim", ctypes.c_float),
+        ("smallest_scale", ctypes.c_float),
+        ("smallest_peak", ctypes.c_float),
+    )
+
+
 @lru_cache(maxsize=1)
 def load_library() -> ctypes.CDLL | None:
     """The kernels of number formats, or None (logged once, with the reason) where they cannot be built or loaded."""
@@ -107,6 +124,18 @@ def load_library() -> ctypes.CDLL | None:
     library.kv_join_bfloat16.argtypes = (planes, pointer, pointer)
     library.kv_split_bfloat16.restype = None
     library.kv_join_bfloat16.restype = None
+    return library
+
+
+@lru_cache(maxsize=1)
+def load_codebook_library() -> ctypes.CDLL | None:
+    """The kernels of symmetric levels and the Gaussian codebook, or None as above."""
+    library = _loaded("codebooks.c", _SAME_AS_REFERENCE)
+    if library is None:
+        return None
+    planes, codebook = ctypes.POINTER(PlanesStruct), ctypes.POINTER(CodebookStruct)
+    library.kv_codebook_encode.argtypes = (planes, codebook, *(ctypes.c_void_p,) * 3)
+    library.kv_codebook_decode.argtypes = (planes, codebook, *(ctypes.c_void_p,) * 3)
     return library
 
 
@@ -138,9 +167,10 @@ def _loaded(source: str, contraction: str) -> ctypes.CDLL | None:
 
 
 def _built(compiler: str, source: Path, flags: Sequence[str]) -> Path:
-    """Path of the compiled kernels; compiles them unless the cache has them for this source, compiler and processor."""
+    """Path of the compiled kernels; compiles them unless the cache has them for these sources, compiler, processor."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True, timeout=30).stdout
-    identity = "\0".join([source.read_text(), *flags, version, _processor()])
+    headers = [header.read_text() for header in sorted(source.parent.glob("*.h"))]
+    identity = "\0".join([source.read_text(), *headers, *flags, version, _processor()])
     target = _cache_folder() / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     if target.exists() and _is_ours(target):
         return target

@@ -71,7 +71,7 @@ class FrameCodec:
             piece = _cut(planes, start, min(start + self.frame_tokens, tokens))
             buffer = self._buffers[index]
             size = self._codec.encode_into(
-                piece, buffer, first_token=start, chunk_index=index, chunk_count=len(starts), total_tokens=tokens
+                piece, buffer, first_token=start, chunk_index=index, chunk_count=len(starts), request_tokens=tokens
             )
             frames.append(buffer[:size])
         return frames
