@@ -125,7 +125,7 @@ class KVCodec:
             Whether the native kernels run; without them the reference does the work, several times slower.
         """
         loaders = (load_library, load_codebook_library, load_splitzip_library)
-        return all([loader() is not None for loader in loaders])
+        return all(loader() is not None for loader in loaders)
 
     @property
     def chunk_alignment_tokens(self) -> int:

@@ -13,7 +13,7 @@ enum { DONE = 0, DAMAGED = 3 };
 #define HEAD (1 + 8 + CODES) /* form, plain size, table */
 #define CHUNK 1024
 #define BLOCK 16
-#define NO_CODE 0x80u
+#define ESCAPE 0x100u /* beside a code of 0 */
 
 /* The bits of a byte that a code stands for, and what is left of it: an FP8 byte's sign and two lowest bits. */
 static inline uint32_t symbol_of(int form, uint32_t b) { return form == EXPONENTS ? b : (b >> 2) & 31u; }
@@ -44,8 +44,11 @@ static void count_bytes(const uint8_t *restrict plain, int64_t size, int64_t *re
     /* Four tables, so that equal neighbours do not wait for each other. */
     int64_t parts[4][256] = {{0}};
     int64_t i = 0;
-    for (; i + 4 <= size; i += 4)
-        for (int k = 0; k < 4; k++) parts[k][plain[i + k]]++;
+    for (; i + 8 <= size; i += 8) {
+        uint64_t word;
+        memcpy(&word, plain + i, 8);
+        for (int k = 0; k < 8; k++) parts[k & 3][(uint8_t)(word >> (8 * k))]++;
+    }
     for (; i < size; i++) parts[0][plain[i]]++;
     for (int b = 0; b < 256; b++) counts[b] = parts[0][b] + parts[1][b] + parts[2][b] + parts[3][b];
 }
@@ -76,28 +79,32 @@ static void pack_triplets(const uint8_t *restrict values, int64_t size, uint8_t 
 
 /* Codes and rests of one chunk; returns its escapes. A chunk but the last holds whole nibbles and triplets. */
 static inline __attribute__((always_inline)) int64_t encode_chunk(
-    int form, const uint8_t *lookup, const uint8_t *restrict plain, int64_t size, uint8_t *restrict nibbles,
-    uint8_t *restrict triplets, uint8_t *restrict places, uint8_t *restrict symbols) {
-    uint8_t codes[CHUNK] = {0}, rests[CHUNK];
+    int form, const uint16_t *restrict low, const uint16_t *restrict high, const uint8_t *restrict plain, int64_t size,
+    uint8_t *restrict nibbles, uint8_t *restrict triplets, uint8_t *restrict places, uint8_t *restrict symbols) {
     int64_t escapes = 0;
     for (int64_t block = 0; block < size; block += BLOCK) {
-        int64_t end = block + BLOCK < size ? block + BLOCK : size;
-        uint8_t seen = 0;
-        for (int64_t i = block; i < end; i++) {
-            codes[i] = lookup[plain[i]];
-            seen |= codes[i];
+        int64_t end = block + BLOCK < size ? block + BLOCK : size, i = block;
+        uint32_t seen = 0;
+#pragma GCC unroll 8
+        for (; i + 2 <= end; i += 2) {
+            uint32_t both = (uint32_t)low[plain[i]] | high[plain[i + 1]];
+            nibbles[i / 2] = (uint8_t)both;
+            seen |= both;
         }
-        if (!(seen & NO_CODE)) continue;
-        for (int64_t i = block; i < end; i++) {
-            if (!(codes[i] & NO_CODE)) continue;
-            codes[i] = 0;
+        if (i < end) {
+            nibbles[i / 2] = (uint8_t)low[plain[i]];
+            seen |= low[plain[i]];
+        }
+        if (!(seen & ESCAPE)) continue;
+        for (i = block; i < end; i++) {
+            if (!(low[plain[i]] & ESCAPE)) continue;
             places[2 * escapes] = (uint8_t)i;
             places[2 * escapes + 1] = (uint8_t)(i >> 8);
             symbols[escapes++] = (uint8_t)symbol_of(form, plain[i]);
         }
     }
-    for (int64_t i = 0; i < (size + 1) / 2; i++) nibbles[i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
     if (form == FP8) {
+        uint8_t rests[CHUNK];
         for (int64_t i = 0; i < size; i++) rests[i] = (uint8_t)rest_of(plain[i]);
         pack_triplets(rests, size, triplets);
     }
@@ -107,11 +114,11 @@ static inline __attribute__((always_inline)) int64_t encode_chunk(
 static void encode_as(
     int form, const uint8_t *table, int64_t escapes, const uint8_t *restrict plain, int64_t size,
     uint8_t *restrict out) {
-    uint8_t lookup[256];
+    uint16_t low[256], high[256]; /* a byte's code in either half, or ESCAPE */
     for (int b = 0; b < 256; b++) {
-        lookup[b] = NO_CODE;
+        low[b] = high[b] = ESCAPE;
         for (int k = 0; k < CODES; k++)
-            if (table[k] == symbol_of(form, (uint32_t)b)) lookup[b] = (uint8_t)k;
+            if (table[k] == symbol_of(form, (uint32_t)b)) low[b] = (uint16_t)k, high[b] = (uint16_t)(k << 4);
     }
     uint8_t *nibbles = out + HEAD, *triplets = nibbles + (size + 1) / 2;
     uint8_t *counts = triplets + triplet_bytes(form, size), *places = counts + 2 * chunks_of(size);
@@ -123,9 +130,9 @@ static void encode_as(
         int64_t length = size - start < CHUNK ? size - start : CHUNK, found;
         uint8_t *four = nibbles + start / 2, *three = triplets + start / 8 * 3;
         if (form == EXPONENTS)
-            found = encode_chunk(EXPONENTS, lookup, plain + start, length, four, three, places, symbols);
+            found = encode_chunk(EXPONENTS, low, high, plain + start, length, four, three, places, symbols);
         else
-            found = encode_chunk(FP8, lookup, plain + start, length, four, three, places, symbols);
+            found = encode_chunk(FP8, low, high, plain + start, length, four, three, places, symbols);
         *counts++ = (uint8_t)found;
         *counts++ = (uint8_t)(found >> 8);
         places += 2 * found;
