@@ -17,7 +17,7 @@ LevelCounts = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StackPart:
     """What one stage codes.
 
     Args:
@@ -31,7 +31,7 @@ class Part:
     levels: LevelsParameters | None
 
 
-def parts_of(layout: KVLayout, parameters: CodecParameters, artefacts: Mapping[str, object]) -> tuple[Part, ...]:
+def parts_of(layout: KVLayout, parameters: CodecParameters, artefacts: Mapping[str, object]) -> tuple[StackPart, ...]:
     """A layout cut up, in order of first occurrence.
 
     Raises:
@@ -49,7 +49,7 @@ def parts_of(layout: KVLayout, parameters: CodecParameters, artefacts: Mapping[s
             shape = Plane(plane.role, len(heads), plane.head_dim)
             found.setdefault((shape, levels, len(heads) == plane.heads), []).append((position, heads))
     return tuple(
-        Part(
+        StackPart(
             stack=Stack(positions=tuple(position for position, _ in chosen), plane=plane),
             heads=None if is_whole else tuple(heads for _, heads in chosen),
             levels=replace(parameters.levels_of(plane), levels=levels) if levels else None,

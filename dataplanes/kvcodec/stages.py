@@ -18,7 +18,7 @@ from dataplanes.kvcodec.layout import ChunkPlanes, KVDtype, Stack, flat_bytes
 from dataplanes.kvcodec.lossless import join_fields, split_fields
 from dataplanes.kvcodec.native import stack_kernels
 from dataplanes.kvcodec.parameters import GROUPED_FORMATS, CodecParameters, LevelsParameters, Quantise, Transform
-from dataplanes.kvcodec.partition import Part
+from dataplanes.kvcodec.partition import StackPart
 from dataplanes.kvcodec.quantisers import QuantisedStack, StackQuantiser, quantiser_for
 from dataplanes.numerics import hadamard, packing
 from dataplanes.numerics.bounds import output_rounding, through_inverse_hadamard
@@ -252,7 +252,7 @@ class HeadsStage(Stage):
                 plane[chunk.rows[:, None], where[None, :]] = chosen
 
 
-def stage_for(part: Part, dtype: KVDtype, parameters: CodecParameters, *, packs: bool, use_native: bool) -> Stage:
+def stage_for(part: StackPart, dtype: KVDtype, parameters: CodecParameters, *, packs: bool, use_native: bool) -> Stage:
     """The stage of one part under a configuration."""
     if not parameters.is_lossless:
         stack = part.stack
