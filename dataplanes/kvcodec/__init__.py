@@ -3,8 +3,9 @@
 from dataplanes.kvcodec.codec import DecodedFrame, KVCodec, decode_frame, peek_header
 from dataplanes.kvcodec.errors import CodecError, FrameError, FrameErrorReason
 from dataplanes.kvcodec.frame import FrameHeader
+from dataplanes.kvcodec.head_profile import NO_ARTEFACTS, HeadProfile
 from dataplanes.kvcodec.layout import KVDtype, KVLayout, Plane, PlaneRole
-from dataplanes.kvcodec.predictive import NO_ARTEFACTS, ArtefactShelf, PredictiveArtefact
+from dataplanes.kvcodec.predictive import ArtefactShelf, PredictiveArtefact
 
 __all__ = [
     "NO_ARTEFACTS",
@@ -14,6 +15,7 @@ __all__ = [
     "FrameError",
     "FrameErrorReason",
     "FrameHeader",
+    "HeadProfile",
     "KVCodec",
     "KVDtype",
     "KVLayout",

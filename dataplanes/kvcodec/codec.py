@@ -7,8 +7,8 @@ Public interface, stable:
 - `codec.max_frame_bytes(tokens)`: how large a buffer must be.
 - `codec.encode_into(planes, buffer, first_token=..., request_tokens=..., ...) -> int` (hot path) and
   `codec.encode(planes, ...) -> bytes`.
-- `decode_frame(buffer, out=None, max_raw_bytes=..., artefacts=...) -> DecodedFrame`: needs nothing but the frame, and
-  the artefact where it names one.
+- `decode_frame(buffer, out=None, max_raw_bytes=...) -> DecodedFrame`: needs nothing but the frame, and the artefacts
+  that its configuration names.
 - `KVCodec.compile()`: build the native kernels; call it before serving.
 - `peek_header(buffer) -> FrameHeader`: verify and read the header without decoding.
 
@@ -19,6 +19,7 @@ place. `buffer` is a writable uint8 tensor or anything with a writable buffer.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm
@@ -40,10 +41,17 @@ from dataplanes.kvcodec.frame import (
     encode_metadata,
     section_bytes,
 )
+from dataplanes.kvcodec.head_profile import NO_ARTEFACTS, find_head_profile
 from dataplanes.kvcodec.layout import ChunkPlanes, KVLayout, Planes
-from dataplanes.kvcodec.native.library import load_library, load_predictive_library
+from dataplanes.kvcodec.native.library import (
+    load_codebook_library,
+    load_library,
+    load_predictive_library,
+    load_splitzip_library,
+)
 from dataplanes.kvcodec.parameters import parse_parameters
-from dataplanes.kvcodec.predictive import NO_ARTEFACTS, ArtefactShelf
+from dataplanes.kvcodec.partition import parts_of
+from dataplanes.kvcodec.predictive.artefact import find_predictive
 from dataplanes.kvcodec.predictive.stage import PredictiveStage
 from dataplanes.kvcodec.stages import LosslessStage, RawStage, Stage, stage_for
 
@@ -87,11 +95,11 @@ class KVCodec:
     Args:
         configuration: a point of `kv_strategy_space(layout)`, or any other that `parse_parameters` accepts.
         layout: the sender's planes.
-        artefacts: calibrated data that the configuration may name.
+        artefacts: calibrated objects by id, of which the configuration may name some; an `ArtefactShelf`, say.
         use_native: false runs the torch reference everywhere; the frames are the same.
 
     Raises:
-        CodecError: the configuration is malformed or does not fit the layout.
+        CodecError: the configuration is malformed or does not fit the layout, or an artefact that it names is unknown.
     """
 
     def __init__(
@@ -99,7 +107,7 @@ class KVCodec:
         configuration: Configuration,
         layout: KVLayout,
         *,
-        artefacts: ArtefactShelf = NO_ARTEFACTS,
+        artefacts: Mapping[str, object] = NO_ARTEFACTS,
         use_native: bool = True,
     ) -> None:
         self.configuration = configuration
@@ -113,7 +121,8 @@ class KVCodec:
             (PredictiveStage(layout, uniform.artefact, uniform.step),)
             if uniform
             else tuple(
-                stage_for(stack, dtype, self.parameters, packs=packs, use_native=use_native) for stack in layout.stacks
+                stage_for(part, dtype, self.parameters, packs=packs, use_native=use_native)
+                for part in parts_of(layout, self.parameters, artefacts)
             )
         )
         self._raw_stages = tuple(RawStage(stack, dtype) for stack in layout.stacks)
@@ -126,7 +135,8 @@ class KVCodec:
         Returns:
             Whether the native kernels run; without them the reference does the work, several times slower.
         """
-        return load_library() is not None and load_predictive_library() is not None
+        loaders = (load_library, load_codebook_library, load_splitzip_library, load_predictive_library)
+        return all(loader() is not None for loader in loaders)
 
     @property
     def chunk_alignment_tokens(self) -> int:
@@ -149,7 +159,9 @@ class KVCodec:
             parts = [_Part(self._stages, 0, tokens, self.parameters.group_tokens - 1)]
             parts += [_Part(self._sink_stages, 0, sinks, 0)] if sinks else []
         else:
-            parts = self._parts(tokens, first_token)
+            parts = self._parts(tokens, first_token, 0)
+        if window := min(tokens, self.parameters.window_tokens):
+            parts.append(_Part(self._sink_stages, 0, window, 0))
         coded = sum(section_bytes(self._coder.max_bytes(size)) for part in parts for size in part.section_sizes)
         raw = sum(section_bytes(size) for size in _Part(self._raw_stages, 0, tokens, 0).section_sizes)
         return header + max(raw, coded)
@@ -196,20 +208,20 @@ class KVCodec:
                 first.
             chunk_index: which chunk of the transfer this is.
             chunk_count: how many there are; 0 if not known yet.
-            request_tokens: length of the whole request, whose last tokens may be coded more finely; 0 if not known. All
-                chunks of a transfer must say the same.
+            request_tokens: length of the whole request: the prompt's, which a prefill server knows before its first
+                chunk; 0 if not known. All chunks of a transfer must say the same. Its last tokens may be coded more
+                finely; a configuration that keeps a window there needs it.
 
         Returns:
             Size of the frame. A chunk with an infinity or a NaN, or with a range that the side data cannot hold, is
             stored raw inside the frame.
 
         Raises:
-            CodecError: planes or buffer are not as announced.
+            CodecError: planes or buffer are not as announced, or the request's length is missing or too small.
         """
         chunk = self.layout.chunk(planes, rows, request_tokens=request_tokens)
         tokens = chunk.tokens
-        if request_tokens and first_token + tokens > request_tokens:
-            raise CodecError(f"tokens beyond a request of {request_tokens}", code="codec.request_tokens")
+        self._check_request(request_tokens, first_token + tokens)
         target = _byte_view(buffer)
         if not target.flags.writeable:
             raise CodecError("the buffer is read-only", code="codec.buffer")
@@ -217,7 +229,7 @@ class KVCodec:
         writer = FrameWriter(target, self._metadata)
         is_raw = False
         if tokens:
-            sections = self._code(chunk, first_token)
+            sections = self._code(chunk, first_token, request_tokens)
             if sections is None:
                 is_raw = True
                 sections = [section for stage in self._raw_stages for section in stage.encode(chunk, first_token) or ()]
@@ -242,28 +254,41 @@ class KVCodec:
         """
         bounds = [torch.zeros(plane.shape, dtype=torch.float32, device=plane.device) for plane in planes]
         chunk = self.layout.chunk(planes, request_tokens=request_tokens)
-        for part in self._parts(chunk.tokens, first_token):
-            source, target = (
-                chunk.between(part.start, part.stop),
-                ChunkPlanes(bounds, None).between(part.start, part.stop),
-            )
+        self._check_request(request_tokens, first_token + chunk.tokens)
+        for part in self._parts(chunk.tokens, first_token, request_tokens):
+            source = chunk.between(part.start, part.stop)
+            target = ChunkPlanes(bounds, None).between(part.start, part.stop)
             for stage in part.stages:
                 stage.write_bound(source, target, part.first_token)
         return bounds
 
-    def _parts(self, tokens: int, first_token: int) -> list[_Part]:
-        """A chunk's sinks, if it has any, and the rest, if there is any."""
+    def _check_request(self, request_tokens: int, end: int) -> None:
+        """A request is long enough for its chunk, and its length is known where it matters."""
+        if request_tokens and request_tokens < end:
+            raise CodecError(f"a chunk up to token {end} of a request of {request_tokens}", code="codec.request_tokens")
+        if self.parameters.window_tokens and not request_tokens:
+            raise CodecError(
+                "the request's length decides where its window starts", code="codec.request_tokens",
+                hint="pass request_tokens, or choose a configuration without window_tokens",
+            )  # fmt: skip
+
+    def _parts(self, tokens: int, first_token: int, request_tokens: int) -> list[_Part]:
+        """A chunk's sinks, what is quantised and the window at the request's end: those that are not empty."""
         sinks = min(max(self.parameters.sink_tokens - first_token, 0), tokens)
+        window = tokens
+        if self.parameters.window_tokens and request_tokens:
+            window = min(max(request_tokens - self.parameters.window_tokens - first_token, sinks), tokens)
         parts = [
             _Part(self._sink_stages, 0, sinks, first_token),
-            _Part(self._stages, sinks, tokens, first_token + sinks),
+            _Part(self._stages, sinks, window, first_token + sinks),
+            _Part(self._sink_stages, window, tokens, first_token + window),
         ]
         return [part for part in parts if part.start < part.stop]
 
-    def _code(self, chunk: ChunkPlanes, first_token: int) -> list[Bytes] | None:
+    def _code(self, chunk: ChunkPlanes, first_token: int, request_tokens: int) -> list[Bytes] | None:
         """All coded sections; None if the planes must be stored raw, or are lossless and not smaller coded."""
         plain: list[Bytes] = []
-        for part in self._parts(chunk.tokens, first_token):
+        for part in self._parts(chunk.tokens, first_token, request_tokens):
             tokens = chunk.between(part.start, part.stop)
             for stage in part.stages:
                 encoded = stage.encode(tokens, part.first_token)
@@ -279,7 +304,9 @@ class KVCodec:
     def _decode(self, reader: FrameReader, chunk: ChunkPlanes) -> None:
         """Decode a frame's sections into a chunk; nothing is written before all of them proved to be whole."""
         header = reader.header
-        parts = self._parts(header.tokens, header.first_token)
+        if self.parameters.window_tokens and not header.request_tokens:
+            raise FrameError(FrameErrorReason.METADATA, "a window at the end of a request of unknown length")
+        parts = self._parts(header.tokens, header.first_token, header.request_tokens)
         coder = self._coder
         if header.is_raw:
             parts, coder = [_Part(self._raw_stages, 0, header.tokens, header.first_token)], STORED
@@ -300,7 +327,7 @@ def decode_frame(
     *,
     rows: Tensor | None = None,
     max_raw_bytes: int = MAX_RAW_BYTES,
-    artefacts: ArtefactShelf = NO_ARTEFACTS,
+    artefacts: Mapping[str, object] = NO_ARTEFACTS,
     use_native: bool = True,
 ) -> DecodedFrame:
     """Verify and decode one frame.
@@ -310,7 +337,7 @@ def decode_frame(
         out: where the planes go (any device, any strides, the frame's shapes and dtype); allocated if None.
         rows: where `out` is a pool, the row of each token there (int64); other rows are left alone.
         max_raw_bytes: refuse frames that would decode to more.
-        artefacts: what this receiver holds.
+        artefacts: calibrated objects by id, as the sender's codec had them.
         use_native: false runs the torch reference everywhere.
 
     Raises:
@@ -321,7 +348,7 @@ def decode_frame(
     if header.raw_bytes > max_raw_bytes:
         raise FrameError(FrameErrorReason.TOO_LARGE, f"{header.raw_bytes} raw bytes, at most {max_raw_bytes} wanted")
     try:
-        codec = _codec_for(header.configuration, header.layout, artefacts, use_native)
+        codec = _codec_for(header.configuration, header.layout, _named(header.configuration, artefacts), use_native)
     except CodecError as error:
         is_unknown = error.code == "codec.artefact_unknown"
         reason = FrameErrorReason.ARTEFACT if is_unknown else FrameErrorReason.CONFIGURATION
@@ -351,8 +378,21 @@ def peek_header(buffer: Buffer) -> FrameHeader:
     return FrameReader(_byte_view(buffer).data).header
 
 
+def _named(configuration: Configuration, artefacts: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
+    """The artefacts that a configuration names, by id."""
+    finders: dict[str, Callable[[Mapping[str, object], str], object]] = {
+        "head_profile": find_head_profile,
+        "artefact": find_predictive,
+    }
+    names = ((find, configuration.get(parameter)) for parameter, find in finders.items())
+    return tuple((name, find(artefacts, name)) for find, name in names if isinstance(name, str))
+
+
 @lru_cache(maxsize=64)
-def _codec_for(configuration: Configuration, layout: KVLayout, artefacts: ArtefactShelf, use_native: bool) -> KVCodec:
+def _codec_for(
+    configuration: Configuration, layout: KVLayout, named: tuple[tuple[str, object], ...], use_native: bool
+) -> KVCodec:
+    artefacts = dict(named)
     return KVCodec(configuration, layout, artefacts=artefacts, use_native=use_native)
 
 

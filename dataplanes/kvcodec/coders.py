@@ -3,20 +3,26 @@
 A coder sees bytes, nothing of KV. `entropy` Huffman-codes bytes that hold two or more symbols each, with Zstandard's
 literal coder: a new table every 128 KiB or less, within about half a per cent of the bytes' entropy, at gigabytes per
 second, from an ordinary wheel. An arithmetic coder over single symbols would win nothing on it: sharing a byte already
-exploits what neighbouring tokens have in common.
+exploits what neighbouring tokens have in common. `splitzip` is for sections of exponents and FP8 bytes.
+`lz4` and `blosc2` are there to be compared with, where their packages are installed. No strategy space offers them:
+`entropy` makes quantised KV smaller than either, `splitzip` lossless KV, and neither is slower than them both ways.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import struct
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from types import ModuleType
 from typing import ClassVar, Final
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from dataplanes.kvcodec import splitzip
 from dataplanes.kvcodec.errors import FrameError, FrameErrorReason
 
 Bytes = NDArray[np.uint8]
@@ -162,9 +168,136 @@ class CalibratedCoder(StoredCoder):
         return [np.frombuffer(section, np.uint8) for section in sections]
 
 
+class SplitzipCoder(Coder):
+    """SplitZip: see `splitzip`. Its sections are exponents or FP8 bytes; others stay as they are."""
+
+    name = "splitzip"
+    packs_symbols = False
+
+    def max_bytes(self, size: int) -> int:
+        """A section never grows."""
+        return size
+
+    def encode(self, sections: Sequence[Bytes]) -> list[Bytes]:
+        """All sections in one native call."""
+        return splitzip.encode_sections(sections)
+
+    def decode(self, sections: Sequence[memoryview], sizes: Sequence[int]) -> list[Bytes]:
+        """All sections in one native call."""
+        return splitzip.decode_sections([np.frombuffer(section, np.uint8) for section in sections], sizes)
+
+
+class _BlockCoder(Coder):
+    """An outside library that codes one block at a time. What it cannot make smaller is stored, known by its length."""
+
+    def max_bytes(self, size: int) -> int:
+        """A section never grows."""
+        return size
+
+    def encode(self, sections: Sequence[Bytes]) -> list[Bytes]:
+        """Block by block."""
+        coded = [np.frombuffer(self._compress(section), np.uint8) if section.size else section for section in sections]
+        return [new if new.size < old.size else old for new, old in zip(coded, sections, strict=True)]
+
+    def decode(self, sections: Sequence[memoryview], sizes: Sequence[int]) -> list[Bytes]:
+        """Block by block."""
+        plain = []
+        for section, size in zip(sections, sizes, strict=True):
+            if len(section) > size:
+                raise FrameError(FrameErrorReason.PAYLOAD, f"{len(section)} coded bytes stand for {size}")
+            is_stored = len(section) == size
+            plain.append(np.frombuffer(section, np.uint8) if is_stored else self._decompress(section, size))
+        return plain
+
+    @abstractmethod
+    def _compress(self, section: Bytes) -> bytes: ...
+
+    @abstractmethod
+    def _decompress(self, section: memoryview, size: int) -> Bytes:
+        """Exactly `size` bytes, which are more than the section has.
+
+        Raises:
+            FrameError: it does not stand for them.
+        """
+
+
+class Lz4Coder(_BlockCoder):
+    """Packed symbols through LZ4's block format, default speed: finds repeats only, and KV has hardly any."""
+
+    name = "lz4"
+    packs_symbols = True
+
+    def _compress(self, section: Bytes) -> bytes:
+        data: bytes = _module("lz4.block").compress(section.data, store_size=False)
+        return data
+
+    def _decompress(self, section: memoryview, size: int) -> Bytes:
+        lz4 = _module("lz4.block")
+        try:
+            plain = lz4.decompress(section, uncompressed_size=size)
+        except lz4.LZ4BlockError as error:
+            raise FrameError(FrameErrorReason.PAYLOAD, f"undecodable symbols: {error}") from error
+        if len(plain) != size:
+            raise FrameError(FrameErrorReason.PAYLOAD, f"coded bytes stand for {len(plain)}, not {size}")
+        return np.frombuffer(plain, np.uint8)
+
+
+class Blosc2Coder(_BlockCoder):
+    """Whole symbols through Blosc2: bits of one weight together, then Zstandard, in one thread.
+
+    A bit-plane coder: planes that are always zero cost next to nothing, which is bit-packing to whole bits; the others
+    are close to noise.
+    """
+
+    name = "blosc2"
+    packs_symbols = False
+    _header: ClassVar = struct.Struct("<4xiii")
+    """Version and flags, then plain bytes, block bytes, coded bytes."""
+
+    def _compress(self, section: Bytes) -> bytes:
+        blosc2 = _module("blosc2")
+        data: bytes = blosc2.compress2(
+            section,
+            typesize=1,
+            codec=blosc2.Codec.ZSTD,
+            clevel=5,
+            nthreads=1,
+            filters=[blosc2.Filter.BITSHUFFLE],
+            filters_meta=[0],
+        )
+        return data
+
+    def _decompress(self, section: memoryview, size: int) -> Bytes:
+        if len(section) < self._header.size:
+            raise FrameError(FrameErrorReason.PAYLOAD, "shorter than a Blosc2 header")
+        plain_bytes, _, coded_bytes = self._header.unpack_from(section)
+        if (plain_bytes, coded_bytes) != (size, len(section)):
+            raise FrameError(FrameErrorReason.PAYLOAD, f"coded bytes stand for {plain_bytes}, not {size}")
+        plain = np.empty(size, np.uint8)
+        try:
+            _module("blosc2").decompress2(section, dst=plain, nthreads=1)
+        except (RuntimeError, ValueError) as error:
+            raise FrameError(FrameErrorReason.PAYLOAD, f"undecodable symbols: {error}") from error
+        return plain
+
+
+def _module(name: str) -> ModuleType:
+    """Imported when first used: Blosc2's package takes most of a second, and few configurations want it."""
+    return importlib.import_module(name)
+
+
 STORED: Final = StoredCoder()
 
-CODERS: Final[dict[str, Coder]] = {
-    coder.name: coder for coder in (STORED, BitpackCoder(), EntropyCoder(), ZstdCoder(), CalibratedCoder())
-}
+_ALWAYS: Final = (STORED, BitpackCoder(), EntropyCoder(), ZstdCoder(), SplitzipCoder())
+_WHERE_INSTALLED: Final = tuple(
+    coder for coder in (Lz4Coder(), Blosc2Coder()) if importlib.util.find_spec(coder.name) is not None
+)
+
+CODERS: Final[dict[str, Coder]] = {coder.name: coder for coder in (*_ALWAYS, CalibratedCoder(), *_WHERE_INSTALLED)}
 """Every coder by the name that configurations use."""
+
+OFFERED_CODERS: Final = tuple(coder.name for coder in _ALWAYS)
+"""Those that a strategy space offers whatever is calibrated: the same wherever the codec runs."""
+
+SPLITZIP: Final = SplitzipCoder.name
+"""Where it fits: lossless planes and FP8 bytes."""

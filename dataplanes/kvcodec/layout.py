@@ -159,6 +159,14 @@ class KVLayout:
             positions.setdefault(plane, []).append(position)
         return tuple(Stack(positions=tuple(found), plane=plane) for plane, found in positions.items())
 
+    def planes_by_table(self) -> dict[PlaneRole, list[int]]:
+        """Positions of key (or latent) planes and of value planes, in order: the index in a list is the layer."""
+        found: dict[PlaneRole, list[int]] = {}
+        for position, plane in enumerate(self.planes):
+            table = PlaneRole.VALUE if plane.role is PlaneRole.VALUE else PlaneRole.KEY
+            found.setdefault(table, []).append(position)
+        return found
+
     def run_lengths(self) -> list[list[str | int]]:
         """`[role, heads, head_dim, count]` per run of equal planes: the form that frames carry."""
         return [[plane.role.value, plane.heads, plane.head_dim, len(list(run))] for plane, run in groupby(self.planes)]

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from dataplanes.kvcodec.layout import Plane, flat_bytes
-from dataplanes.kvcodec.parameters import Axis, CodecParameters, LevelsParameters, Quantise
-from dataplanes.numerics import fp8, levels, nvfp4
-from dataplanes.numerics.bounds import fp8_bound, levels_bound, nvfp4_bound
+from dataplanes.kvcodec.parameters import Axis, LevelsParameters, Quantise
+from dataplanes.numerics import absmax, fp8, levels, lloyd_max, nvfp4
+from dataplanes.numerics.bounds import absmax_bound, fp8_bound, levels_bound, lloyd_max_bound, nvfp4_bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,11 @@ class ChannelLevels(StackQuantiser):
 
 
 class TokenLevels(StackQuantiser):
-    """Integer levels; a group is a run of channels within one head of one token."""
+    """Integer levels; a group is a run of channels within one head of one token, or all of a token's channels."""
 
     def __init__(self, plane: Plane, parameters: LevelsParameters) -> None:
         self._plane = plane
-        self._group = parameters.channels_per_group(plane.head_dim)
+        self._group = parameters.channels_per_group(plane)
         self.symbol_levels = parameters.levels
 
     def encode(self, x: Tensor, first_token: int) -> QuantisedStack:
@@ -210,18 +210,76 @@ class Nvfp4(StackQuantiser):
         return nvfp4.block_count(self._plane.head_dim)
 
 
-def quantiser_for(plane: Plane, parameters: CodecParameters) -> StackQuantiser:
-    """The quantiser of a lossy configuration for stacks of `plane`."""
-    match parameters.quantise:
-        case Quantise.LEVELS:
-            part = parameters.levels_of(plane)
-            return ChannelLevels(plane, part) if part.axis is Axis.CHANNEL else TokenLevels(plane, part)
+class AbsmaxLevels(StackQuantiser):
+    """Symmetric levels; a group is all of a token's channels."""
+
+    def __init__(self, plane: Plane, parameters: LevelsParameters) -> None:
+        self._bins = parameters.levels
+        self.symbol_levels = absmax.alphabet(self._bins)
+
+    def encode(self, x: Tensor, first_token: int) -> QuantisedStack:
+        """See the base class."""
+        symbols, step = absmax.quantise(x.flatten(2), self._bins, dim=2)
+        return QuantisedStack(symbols.view(x.shape), split_bytes(step))
+
+    def bound(self, x: Tensor, first_token: int) -> Tensor:
+        """See the base class."""
+        return absmax_bound(x.flatten(2), self._bins, dim=2)[..., None].expand(x.shape)
+
+    def decode(self, quantised: QuantisedStack, first_token: int) -> Tensor:
+        """See the base class."""
+        symbols = quantised.symbols
+        step = join_bytes(quantised.side, torch.bfloat16).view(*symbols.shape[:2], 1, 1)
+        return absmax.dequantise(symbols, step, self._bins)
+
+    def side_sizes(self, planes: int, tokens: int, first_token: int) -> tuple[int, ...]:
+        """See the base class."""
+        return (planes * tokens,) * 2
+
+
+class LloydMax(StackQuantiser):
+    """Entries of a Gaussian codebook, with a scale per head vector."""
+
+    def __init__(self, plane: Plane, parameters: LevelsParameters) -> None:
+        self._plane = plane
+        self.symbol_levels = parameters.levels
+
+    def encode(self, x: Tensor, first_token: int) -> QuantisedStack:
+        """See the base class."""
+        indices, scale = lloyd_max.quantise(x, self.symbol_levels)
+        return QuantisedStack(indices, split_bytes(scale))
+
+    def bound(self, x: Tensor, first_token: int) -> Tensor:
+        """See the base class."""
+        return lloyd_max_bound(x, self.symbol_levels)
+
+    def decode(self, quantised: QuantisedStack, first_token: int) -> Tensor:
+        """See the base class."""
+        indices = quantised.symbols
+        scale = join_bytes(quantised.side, torch.bfloat16).view(*indices.shape[:3], 1)
+        return lloyd_max.dequantise(indices, scale, self.symbol_levels)
+
+    def side_sizes(self, planes: int, tokens: int, first_token: int) -> tuple[int, ...]:
+        """See the base class."""
+        return (planes * tokens * self._plane.heads,) * 2
+
+
+def quantiser_for(plane: Plane, quantise: Quantise, levels: LevelsParameters | None) -> StackQuantiser:
+    """The quantiser of a lossy format for planes of one shape; `levels` where it has any."""
+    match quantise:
+        case Quantise.NONE | Quantise.UNIFORM:
+            raise AssertionError(f"{quantise} has no quantiser of single stacks")
         case Quantise.FP8_E4M3:
             return Fp8E4m3(plane)
         case Quantise.NVFP4:
             return Nvfp4(plane)
-        case Quantise.NONE | Quantise.UNIFORM:
-            raise AssertionError(f"{parameters.quantise} has no quantiser of single stacks")
+    assert levels is not None
+    match quantise:
+        case Quantise.ABSMAX_LEVELS:
+            return AbsmaxLevels(plane, levels)
+        case Quantise.LLOYD_MAX:
+            return LloydMax(plane, levels)
+    return ChannelLevels(plane, levels) if levels.axis is Axis.CHANNEL else TokenLevels(plane, levels)
 
 
 def split_bytes(values: Tensor) -> tuple[Tensor, Tensor]:

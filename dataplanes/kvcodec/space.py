@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from controld.contract.configuration import Configuration, Value
 from controld.contract.space import Condition, Forbidden, Parameter, StrategySpace
-from dataplanes.kvcodec.coders import CODERS, CalibratedCoder
+from dataplanes.kvcodec.coders import OFFERED_CODERS, SPLITZIP, CalibratedCoder
+from dataplanes.kvcodec.head_profile import NO_ARTEFACTS, HeadProfile
 from dataplanes.kvcodec.layout import KVLayout, PlaneRole
 from dataplanes.kvcodec.native.library import load_predictive_library
-from dataplanes.kvcodec.parameters import Axis, CodecParameters, Quantise, Transform, parse_parameters
-from dataplanes.kvcodec.predictive import NO_ARTEFACTS, ArtefactShelf, PredictiveArtefact
+from dataplanes.kvcodec.parameters import (
+    COUNTED_FORMATS,
+    GROUPED_FORMATS,
+    PROFILED_FORMATS,
+    SPLIT_FORMATS,
+    Axis,
+    CodecParameters,
+    Quantise,
+    Transform,
+    parse_parameters,
+)
+from dataplanes.kvcodec.predictive import PredictiveArtefact
 
 LEVELS = (4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 64)
 """Levels worth trying: the codec takes any number from 2 to 256."""
@@ -22,30 +33,48 @@ SINK_TOKENS = (0, 1, 4)
 """How many of a request's first tokens may be kept bit for bit."""
 
 
-def kv_strategy_space(layout: KVLayout, artefacts: ArtefactShelf = NO_ARTEFACTS) -> StrategySpace:
-    """Every configuration that is offered for `layout`; the codec accepts more (other levels, groups and seeds).
+LOW_LEVELS = (4, 5, 6, 8, 16)
+"""The lower of two numbers of levels."""
+
+BITS = (2.5, 3, 4)
+"""Mean bits that a head profile may hand out."""
+
+BIT_DECAY = 5
+"""By what a bit divides the error of integer levels over a group's range (RateQuant's figure for KIVI)."""
+
+
+def kv_strategy_space(layout: KVLayout, artefacts: Mapping[str, object] = NO_ARTEFACTS) -> StrategySpace:
+    """Every configuration that is offered for `layout`.
+
+    The codec accepts more: other levels, groups and seeds, one step for all heads of a token, a window at the end of a
+    request, the outside coders.
 
     Args:
         layout: decides which parts exist (a latent pool has no values) and which groups fit.
-        artefacts: what is calibrated; those that fit the layout are offered.
+        artefacts: what sender and receiver hold; what needs one is offered where one fits the layout.
     """
-    fitting_artefacts = {artefact.artefact_id: artefact for artefact in artefacts if not artefact.fits(layout)}
-    if fitting_artefacts and load_predictive_library() is None:
-        fitting_artefacts = {}
-    without = () if fitting_artefacts else (Transform.KLT, Quantise.UNIFORM)
-    transforms = tuple(member.value for member in Transform if member not in without)
-    formats = tuple(member.value for member in Quantise if member not in without)
-    coders = tuple(name for name in CODERS if fitting_artefacts or name != CalibratedCoder.name)
-    lossy_formats = tuple(name for name in formats if name not in (Quantise.NONE.value, Quantise.UNIFORM.value))
+    head_profiles = tuple(name for name, held in artefacts.items() if isinstance(held, HeadProfile))
+    predictors = _fitting_predictors(layout, artefacts)
+    calibrated = (Transform.KLT, Quantise.UNIFORM)
+    formats = [member for member in Quantise if head_profiles or member not in PROFILED_FORMATS]
+    formats = [member for member in formats if predictors or member not in calibrated]
+    transforms = tuple(member.value for member in Transform if predictors or member not in calibrated)
+    lossy_formats = tuple(member.value for member in formats if member not in (Quantise.NONE, Quantise.UNIFORM))
     parameters = [
         Parameter(name="transform", values=transforms),
-        Parameter(name="quantise", values=formats),
+        Parameter(name="quantise", values=tuple(member.value for member in formats)),
         Parameter(name="sink_tokens", values=SINK_TOKENS, ordered=True),
     ]
     conditions = [Condition(parameter="sink_tokens", parent="quantise", parent_values=lossy_formats)]
     forbidden = [
         _forbid("a transform without quantisation", quantise=("none",), transform=("hadamard",)),
+        _forbid("a Gaussian codebook without rotation", quantise=("lloyd_max",), transform=("none",)),
         _forbid("whole bytes cannot be bit-packed", quantise=("none", "fp8_e4m3"), code=("bitpack",)),
+        _forbid(
+            "SplitZip codes exponents, which integer symbols do not have",
+            quantise=tuple(name for name in lossy_formats if name != Quantise.FP8_E4M3.value),
+            code=(SPLITZIP,),
+        ),
     ]
     parts = {
         "key": frozenset({PlaneRole.KEY, PlaneRole.LATENT}),
@@ -59,29 +88,59 @@ def kv_strategy_space(layout: KVLayout, artefacts: ArtefactShelf = NO_ARTEFACTS)
             Axis.CHANNEL: {group for group in GROUPS if _fits_pages(group, layout.page_tokens)},
             Axis.TOKEN: {group for group in _token_groups(max(head_dims)) if _fits_heads(group, head_dims)},
         }
-        axes = tuple(axis.value for axis in Axis if fitting[axis])
+        axes = tuple(axis.value for axis in fitting if fitting[axis])
         groups = tuple(sorted(fitting[Axis.CHANNEL] | fitting[Axis.TOKEN]))
         parameters += [
             Parameter(name=f"{part}_levels", values=LEVELS, ordered=True),
             Parameter(name=f"{part}_axis", values=axes),
             Parameter(name=f"{part}_group", values=groups, ordered=True),
+            Parameter(name=f"{part}_low_levels", values=LOW_LEVELS, ordered=True),
+            Parameter(name=f"{part}_low_percent", values=_low_percents(layout, part), ordered=True),
         ]
         conditions += [
-            Condition(parameter=f"{part}_{suffix}", parent="quantise", parent_values=("levels",))
-            for suffix in ("levels", "axis", "group")
+            _only_in(f"{part}_levels", COUNTED_FORMATS),
+            _only_in(f"{part}_axis", GROUPED_FORMATS),
+            _only_in(f"{part}_group", GROUPED_FORMATS),
+            _only_in(f"{part}_low_levels", SPLIT_FORMATS),
+            _only_in(f"{part}_low_percent", SPLIT_FORMATS),
         ]
-        for axis in Axis:
+        if head_profiles:
+            parameters.append(Parameter(name=f"{part}_bits", values=BITS, ordered=True))
+            conditions.append(_only_in(f"{part}_bits", {Quantise.ALLOCATED_LEVELS}))
+        for axis in fitting:
             misfits = tuple(group for group in groups if group not in fitting[axis])
             if misfits and fitting[axis]:
                 rule = {f"{part}_axis": (axis.value,), f"{part}_group": misfits}
                 forbidden.append(Forbidden(values=rule, reason=f"{part} groups that do not fit the {axis.value} axis"))
-    if fitting_artefacts:
-        _offer_artefacts(fitting_artefacts, parameters, conditions, forbidden)
+        for low in LOW_LEVELS:
+            high = tuple(levels for levels in LEVELS if levels <= low)
+            rule = {f"{part}_low_levels": (low,), f"{part}_levels": high}
+            forbidden.append(Forbidden(values=rule, reason=f"{part} low levels that are not fewer"))
+    if head_profiles:
+        parameters += [
+            Parameter(name="head_profile", values=tuple(head_profiles)),
+            Parameter(name="bit_decay", values=(BIT_DECAY,)),
+        ]
+        conditions += [
+            _only_in("head_profile", PROFILED_FORMATS),
+            _only_in("bit_decay", {Quantise.ALLOCATED_LEVELS}),
+        ]
+    coders = OFFERED_CODERS
+    if predictors:
+        _offer_predictors(predictors, parameters, conditions, forbidden)
+        coders = (*coders, CalibratedCoder.name)
     parameters.append(Parameter(name="code", values=coders, lossy=False))
     return StrategySpace(parameters=tuple(parameters), conditions=tuple(conditions), forbidden=tuple(forbidden))
 
 
-def _offer_artefacts(
+def _fitting_predictors(layout: KVLayout, artefacts: Mapping[str, object]) -> dict[str, PredictiveArtefact]:
+    """By id; none where their kernels cannot run."""
+    held = {name: item for name, item in artefacts.items() if isinstance(item, PredictiveArtefact)}
+    fitting = {name: artefact for name, artefact in held.items() if not artefact.fits(layout)}
+    return fitting if fitting and load_predictive_library() is not None else {}
+
+
+def _offer_predictors(
     artefacts: Mapping[str, PredictiveArtefact],
     parameters: list[Parameter],
     conditions: list[Condition],
@@ -99,12 +158,11 @@ def _offer_artefacts(
     ]
     other_transforms = tuple(member.value for member in Transform if member is not Transform.KLT)
     other_formats = tuple(member.value for member in Quantise if member is not Quantise.UNIFORM)
-    other_coders = tuple(name for name in CODERS if name != rans)
     reason = "the calibrated transform, its step and its tables go together"
     forbidden += [
         _forbid(reason, quantise=(uniform,), transform=other_transforms),
         _forbid(reason, quantise=other_formats, transform=(klt,)),
-        _forbid(reason, quantise=(uniform,), code=other_coders),
+        _forbid(reason, quantise=(uniform,), code=OFFERED_CODERS),
         _forbid(reason, quantise=other_formats, code=(rans,)),
     ]
     for artefact_id, artefact in artefacts.items():
@@ -114,7 +172,7 @@ def _offer_artefacts(
 
 
 def validate_configuration(
-    configuration: Configuration, layout: KVLayout, artefacts: ArtefactShelf = NO_ARTEFACTS
+    configuration: Configuration, layout: KVLayout, artefacts: Mapping[str, object] = NO_ARTEFACTS
 ) -> CodecParameters:
     """What the codec makes of a configuration; wider than the advertised space.
 
@@ -122,6 +180,24 @@ def validate_configuration(
         CodecError: the codec would refuse it.
     """
     return parse_parameters(configuration, layout, artefacts)
+
+
+def lmcache_low_percent(layout: KVLayout, part: str) -> int:
+    """Share of layers that LMCache's CacheGen gives fewer bins: keys from the eleventh on, values from the third."""
+    role = PlaneRole.VALUE if part == "value" else PlaneRole.KEY
+    layers = len(layout.planes_by_table().get(role, ()))
+    high = 2 if part == "value" else 10
+    return min(max(round(100 * (layers - high) / layers), 1), 99) if layers > high else 1
+
+
+def _low_percents(layout: KVLayout, part: str) -> tuple[int, ...]:
+    """KVServe's (a third, or most) and CacheGen's."""
+    return tuple(sorted({33, 80, lmcache_low_percent(layout, part)}))
+
+
+def _only_in(name: str, formats: Iterable[Quantise]) -> Condition:
+    wanted = set(formats)
+    return Condition(parameter=name, parent="quantise", parent_values=tuple(m.value for m in Quantise if m in wanted))
 
 
 def _token_groups(head_dim: int) -> set[int]:

@@ -17,7 +17,8 @@ from torch import Tensor
 from dataplanes.kvcodec.layout import ChunkPlanes, KVDtype, Stack, flat_bytes
 from dataplanes.kvcodec.lossless import join_fields, split_fields
 from dataplanes.kvcodec.native import stack_kernels
-from dataplanes.kvcodec.parameters import CodecParameters, Quantise, Transform
+from dataplanes.kvcodec.parameters import GROUPED_FORMATS, CodecParameters, LevelsParameters, Quantise, Transform
+from dataplanes.kvcodec.partition import StackPart
 from dataplanes.kvcodec.quantisers import QuantisedStack, StackQuantiser, quantiser_for
 from dataplanes.numerics import hadamard, packing
 from dataplanes.numerics.bounds import output_rounding, through_inverse_hadamard
@@ -120,13 +121,20 @@ class QuantisedStage(StackStage):
     """Transform, number format and packing."""
 
     def __init__(
-        self, stack: Stack, dtype: KVDtype, parameters: CodecParameters, *, packs: bool, use_native: bool
+        self,
+        stack: Stack,
+        dtype: KVDtype,
+        parameters: CodecParameters,
+        levels: LevelsParameters | None,
+        *,
+        packs: bool,
+        use_native: bool,
     ) -> None:
         super().__init__(stack, dtype)
         self._seed = parameters.hadamard_seed if parameters.transform is Transform.HADAMARD else None
-        self._quantiser: StackQuantiser = quantiser_for(stack.plane, parameters)
+        self._quantiser: StackQuantiser = quantiser_for(stack.plane, parameters.quantise, levels)
         self._packs = packs
-        self._kernel = self._native_kernel(parameters) if use_native else None
+        self._kernel = self._native_kernel(parameters.quantise, levels) if use_native else None
 
     def section_sizes(self, tokens: int, first_token: int) -> tuple[int, ...]:
         """See the base class."""
@@ -186,22 +194,82 @@ class QuantisedStage(StackStage):
     def _side_sizes(self, tokens: int, first_token: int) -> tuple[int, ...]:
         return self._quantiser.side_sizes(len(self.stack.positions), tokens, first_token)
 
-    def _native_kernel(self, parameters: CodecParameters) -> stack_kernels.StackKernel:
+    def _native_kernel(self, quantise: Quantise, levels: LevelsParameters | None) -> stack_kernels.StackKernel:
         plane = self.stack.plane
         per_byte = packing.symbols_per_byte(self._quantiser.symbol_levels) if self._packs else 1
-        if parameters.quantise is Quantise.LEVELS:
-            return stack_kernels.LevelsKernel(plane, parameters.levels_of(plane), self._seed, per_byte)
-        is_nvfp4 = parameters.quantise is Quantise.NVFP4
-        return stack_kernels.FloatFormatKernel(plane, self._seed, per_byte, is_nvfp4=is_nvfp4)
+        if levels is None:
+            is_nvfp4 = quantise is Quantise.NVFP4
+            return stack_kernels.FloatFormatKernel(plane, self._seed, per_byte, is_nvfp4=is_nvfp4)
+        if quantise in GROUPED_FORMATS:
+            return stack_kernels.LevelsKernel(plane, levels, self._seed, per_byte)
+        is_absmax = quantise is Quantise.ABSMAX_LEVELS
+        return stack_kernels.CodebookKernel(plane, levels.levels, self._seed, per_byte, is_absmax=is_absmax)
 
 
-def stage_for(stack: Stack, dtype: KVDtype, parameters: CodecParameters, *, packs: bool, use_native: bool) -> Stage:
-    """The stage of one stack under a configuration."""
+class HeadsStage(StackStage):
+    """Some heads of each plane, brought together for a stage that knows whole planes only.
+
+    Args:
+        stack: the layout's planes; its shape has as many heads as are chosen.
+        heads: which heads of each plane.
+        inner: codes them as if they were planes of their own.
+    """
+
+    def __init__(self, stack: Stack, heads: Sequence[Sequence[int]], inner: StackStage) -> None:
+        super().__init__(stack, inner.dtype)
+        self._heads = [torch.tensor(chosen) for chosen in heads]
+        self._inner = inner
+
+    def section_sizes(self, tokens: int, first_token: int) -> tuple[int, ...]:
+        """See the base class."""
+        return self._inner.section_sizes(tokens, first_token)
+
+    def encode(self, chunk: ChunkPlanes, first_token: int) -> list[Bytes] | None:
+        """See the base class."""
+        return self._inner.encode(self._gathered(chunk), first_token)
+
+    def decode(self, sections: Sequence[Bytes], chunk: ChunkPlanes, first_token: int) -> None:
+        """See the base class."""
+        planes = chunk.listed(self.stack)
+        values = torch.empty(self._shape(chunk.tokens), dtype=planes[0].dtype, device=planes[0].device)
+        self._inner.decode(sections, ChunkPlanes(values, None), first_token)
+        self._scatter(values, chunk)
+
+    def write_bound(self, chunk: ChunkPlanes, bounds: ChunkPlanes, first_token: int) -> None:
+        """See the base class."""
+        gathered = self._gathered(chunk)
+        values = torch.zeros(self._shape(chunk.tokens), dtype=torch.float32, device=gathered.planes[0].device)
+        self._inner.write_bound(gathered, ChunkPlanes(values, None), first_token)
+        self._scatter(values, bounds)
+
+    def _gathered(self, chunk: ChunkPlanes) -> ChunkPlanes:
+        chosen = []
+        for plane, heads in zip(chunk.listed(self.stack), self._heads, strict=True):
+            # The chunk's rows first: a pool is large.
+            tokens = plane if chunk.rows is None else plane.index_select(0, chunk.rows)
+            chosen.append(tokens.index_select(1, heads.to(plane.device)))
+        return ChunkPlanes(torch.stack(chosen), None)
+
+    def _scatter(self, values: Tensor, chunk: ChunkPlanes) -> None:
+        for plane, heads, chosen in zip(chunk.listed(self.stack), self._heads, values, strict=True):
+            where = heads.to(plane.device)
+            if chunk.rows is None:
+                plane.index_copy_(1, where, chosen)
+            else:
+                plane[chunk.rows[:, None], where[None, :]] = chosen
+
+
+def stage_for(part: StackPart, dtype: KVDtype, parameters: CodecParameters, *, packs: bool, use_native: bool) -> Stage:
+    """The stage of one part under a configuration."""
     if not parameters.is_lossless:
-        return QuantisedStage(stack, dtype, parameters, packs=packs, use_native=use_native)
+        stack = part.stack
+        if part.heads is not None:
+            stack = Stack(positions=tuple(range(len(part.heads))), plane=stack.plane)
+        stage = QuantisedStage(stack, dtype, parameters, part.levels, packs=packs, use_native=use_native)
+        return stage if part.heads is None else HeadsStage(part.stack, part.heads, stage)
     if parameters.code == "none":
-        return RawStage(stack, dtype)
-    return LosslessStage(stack, dtype, use_native=use_native)
+        return RawStage(part.stack, dtype)
+    return LosslessStage(part.stack, dtype, use_native=use_native)
 
 
 def _host_bytes(x: Tensor) -> Bytes:

@@ -4,6 +4,8 @@ Every format is a pair of pure torch functions, the same source for every device
 
 - `hadamard`: seeded randomised Hadamard transform over the head dimension (blocked where it is no power of two);
 - `levels`: any number (2..256) of equal cells over a group's range;
+- `absmax`: symmetric levels with a step from a group's largest magnitude;
+- `lloyd_max`: a codebook for Gaussian coordinates, with a scale per vector;
 - `fp8`: e4m3 bytes with one scale per head vector;
 - `nvfp4`: e2m1 codes in blocks of 16 with e4m3 block scales and one outer scale per token;
 - `packing`: several small symbols in one byte, mixed radix;

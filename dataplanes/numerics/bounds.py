@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dataplanes.numerics import absmax, lloyd_max
 from dataplanes.numerics.fp8 import LARGEST as FP8_LARGEST
 from dataplanes.numerics.hadamard import block_size
 from dataplanes.numerics.levels import LARGEST_OFFSET_STEPS, SMALLEST_STEP, inverse_cells
@@ -24,6 +25,21 @@ def levels_bound(x: Tensor, levels: int, dim: int) -> Tensor:
     step = torch.maximum((high - low) * inverse_cells(levels), peak / LARGEST_OFFSET_STEPS)
     # A bfloat16 rounded up is at most 2**-7 larger.
     return step.clamp_min(SMALLEST_STEP) * ((1 + 2.0**-7) * _SLACK / 2)
+
+
+def absmax_bound(x: Tensor, bins: int, dim: int) -> Tensor:
+    """Half a step: the largest magnitude over (bins - 2); `dim` of length 1."""
+    step = x.abs().amax(dim, keepdim=True) / absmax.largest_symbol(bins)
+    return step.clamp_min(SMALLEST_STEP) * ((1 + 2.0**-7) * _SLACK / 2)
+
+
+def lloyd_max_bound(x: Tensor, levels: int) -> Tensor:
+    """Half the codebook's widest gap, or how far the element lies beyond its last entry, times the scale."""
+    entries = torch.tensor(lloyd_max.codebook(levels), dtype=torch.float32, device=x.device)
+    gap = entries.diff().max() / 2
+    scale = lloyd_max.scale_of(x).float()
+    beyond = x.abs() * (1.0 / scale) - entries[-1]
+    return torch.maximum(beyond, gap) * scale * _SLACK + x.abs() * 2.0**-20
 
 
 def fp8_bound(x: Tensor, dim: int = -1) -> Tensor:

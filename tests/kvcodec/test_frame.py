@@ -37,6 +37,20 @@ CONFIGURATIONS = {
         "value_levels": 6, "value_axis": "token", "value_group": 8,
     },
     "nvfp4 bitpack": {"transform": "none", "quantise": "nvfp4", "code": "bitpack"},
+    "layers of few levels": {
+        "transform": "none", "quantise": "layer_levels", "code": "zstd",
+        "key_levels": 9, "key_low_levels": 3, "key_low_percent": 50, "key_axis": "all_heads",
+        "value_levels": 9, "value_low_levels": 3, "value_low_percent": 50, "value_axis": "all_heads",
+    },
+    "absmax bitpack": {
+        "transform": "none", "quantise": "absmax_levels", "code": "bitpack",
+        "key_levels": 16, "key_low_levels": 8, "key_low_percent": 50,
+        "value_levels": 16, "value_low_levels": 8, "value_low_percent": 50,
+    },
+    "codebook bitpack": {
+        "transform": "hadamard", "quantise": "lloyd_max", "code": "bitpack", "key_levels": 6, "value_levels": 5,
+    },
+    "lossless splitzip": {"transform": "none", "quantise": "none", "code": "splitzip"},
     "lossless zstd": {"transform": "none", "quantise": "none", "code": "zstd"},
     "identity": {"transform": "none", "quantise": "none", "code": "none"},
 }  # fmt: skip

@@ -23,22 +23,32 @@ pytestmark = pytest.mark.skipif(library.load_library() is None, reason="no C com
 
 @st.composite
 def lossy_configurations(draw: st.DrawFn, head_dim: int) -> Configuration:
-    quantise = draw(st.sampled_from(["levels", "levels", "fp8_e4m3", "nvfp4"]))
+    quantise = draw(
+        st.sampled_from(["levels", "levels", "layer_levels", "absmax_levels", "lloyd_max", "fp8_e4m3", "nvfp4"])
+    )
     values: dict[str, str | int] = {
-        "transform": draw(st.sampled_from(["none", "hadamard"])),
+        "transform": "hadamard" if quantise == "lloyd_max" else draw(st.sampled_from(["none", "hadamard"])),
         "quantise": quantise,
         "code": draw(st.sampled_from(["none", "entropy" if quantise == "fp8_e4m3" else "bitpack"])),
     }
-    if quantise == "levels":
+    for part in ("key", "value") if quantise in ("absmax_levels", "lloyd_max") else ():
+        values[f"{part}_levels"] = draw(st.integers(4, 256))
+        if quantise == "absmax_levels":
+            values |= {f"{part}_low_levels": 4, f"{part}_low_percent": 50}
+    if quantise in ("levels", "layer_levels"):
         for part in ("key", "value"):
-            axis, group = draw(st.sampled_from(["channel", "token"])), draw(st.sampled_from([4, 16, 32]))
+            axis, group = draw(st.sampled_from(["channel", "token", "all_heads"])), draw(st.sampled_from([4, 16, 32]))
             if axis == "token" and head_dim % min(group, head_dim):
                 group = 4096
-            values |= {f"{part}_levels": draw(st.integers(2, 256)), f"{part}_axis": axis, f"{part}_group": group}
+            values |= {f"{part}_levels": draw(st.integers(3, 256)), f"{part}_axis": axis}
+            if axis != "all_heads":
+                values[f"{part}_group"] = group
+            if quantise == "layer_levels":
+                values |= {f"{part}_low_levels": 2, f"{part}_low_percent": 50}
     return Configuration(values)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=300)
 @given(
     data=st.data(),
     dtype=st.sampled_from(KVDtype),

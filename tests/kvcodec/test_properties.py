@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import lru_cache
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,8 +16,10 @@ from torch import Tensor
 from controld.contract.configuration import Configuration
 from dataplanes.kvcodec import (
     CodecError,
+    DecodedFrame,
     FrameError,
     FrameErrorReason,
+    HeadProfile,
     KVCodec,
     KVDtype,
     KVLayout,
@@ -24,8 +28,15 @@ from dataplanes.kvcodec import (
     decode_frame,
     peek_header,
 )
-from dataplanes.kvcodec.codec import Planes
+from dataplanes.kvcodec.codec import Buffer, Planes
 from dataplanes.kvcodec.layout import flat_bytes
+from dataplanes.kvcodec.parameters import (
+    COUNTED_FORMATS,
+    GROUPED_FORMATS,
+    PROFILED_FORMATS,
+    SPLIT_FORMATS,
+    Quantise,
+)
 
 torch.set_num_threads(1)
 
@@ -57,26 +68,55 @@ def layouts(draw: st.DrawFn) -> KVLayout:
 @st.composite
 def configurations(draw: st.DrawFn, layout: KVLayout, *, lossy: bool) -> Configuration:
     if not lossy:
-        code = draw(st.sampled_from(["none", "zstd", "entropy"]))
+        code = draw(st.sampled_from(["none", "zstd", "entropy", "splitzip"]))
         return Configuration({"transform": "none", "quantise": "none", "code": code})
-    quantise = draw(st.sampled_from(["levels", "levels", "fp8_e4m3", "nvfp4"]))
-    values: dict[str, str | int] = {
-        "transform": draw(st.sampled_from(["none", "hadamard"])),
-        "quantise": quantise,
-        "code": draw(st.sampled_from(["none", "entropy", "zstd"] + ["bitpack"] * (quantise != "fp8_e4m3"))),
+    quantise = draw(st.sampled_from([member for member in Quantise if member not in (Quantise.NONE, Quantise.UNIFORM)]))
+    coders = ["none", "entropy", "zstd", "splitzip" if quantise is Quantise.FP8_E4M3 else "bitpack"]
+    values: dict[str, str | int | float] = {
+        "transform": "hadamard" if quantise is Quantise.LLOYD_MAX else draw(st.sampled_from(["none", "hadamard"])),
+        "quantise": quantise.value,
+        "code": draw(st.sampled_from(coders)),
     }
     if draw(st.booleans()):
         values["sink_tokens"] = draw(st.sampled_from([0, 1, 4, 30]))
-    if quantise == "levels":
-        roles = {plane.role for plane in layout.planes}
-        for part in ("key", "value"):
-            if part == "value" and PlaneRole.VALUE not in roles:
-                continue
-            values[f"{part}_levels"] = draw(st.integers(2, 256))
-            values[f"{part}_axis"] = axis = draw(st.sampled_from(["channel", "token"]))
+    if quantise in PROFILED_FORMATS:
+        values["head_profile"] = profile_of(layout).profile_id
+    if quantise is Quantise.ALLOCATED_LEVELS:
+        values["bit_decay"] = draw(st.sampled_from([2, 4.9]))
+    for part in ("key", "value") if PlaneRole.VALUE in layout.roles else ("key",):
+        if quantise in COUNTED_FORMATS:
+            values[f"{part}_levels"] = levels = draw(st.integers(5, 256))
+        if quantise in SPLIT_FORMATS:
+            values[f"{part}_low_levels"] = draw(st.integers(4, levels - 1))
+            values[f"{part}_low_percent"] = draw(st.sampled_from([1, 33, 50, 80]))
+        if quantise is Quantise.ALLOCATED_LEVELS:
+            values[f"{part}_bits"] = draw(st.sampled_from([2, 2.5, 4, 8]))
+        if quantise in GROUPED_FORMATS:
+            values[f"{part}_axis"] = axis = draw(st.sampled_from(["channel", "token", "all_heads"]))
             multiple = draw(st.sampled_from([1, 2]))
-            values[f"{part}_group"] = layout.page_tokens * multiple if axis == "channel" else 4096
+            if axis != "all_heads":
+                values[f"{part}_group"] = layout.page_tokens * multiple if axis == "channel" else 4096
     return Configuration(values)
+
+
+@lru_cache(maxsize=256)
+def profile_of(layout: KVLayout) -> HeadProfile:
+    """Some importance of the layout's heads: not alike, and not quite unlike."""
+    generator = np.random.default_rng(0)
+    shape = (len(layout.planes_by_table()[PlaneRole.KEY]), layout.planes[0].heads)
+    return HeadProfile(key=generator.lognormal(0, 3, shape), value=generator.lognormal(0, 3, shape))
+
+
+def make_codec(configuration: Configuration, layout: KVLayout, *, use_native: bool = True) -> KVCodec:
+    profile = profile_of(layout)
+    return KVCodec(configuration, layout, artefacts={profile.profile_id: profile}, use_native=use_native)
+
+
+def decode(
+    frame: Buffer, out: Planes | None = None, *, rows: Tensor | None = None, use_native: bool = True
+) -> DecodedFrame:
+    profile = profile_of(peek_header(frame).layout)
+    return decode_frame(frame, out, rows=rows, artefacts={profile.profile_id: profile}, use_native=use_native)
 
 
 def make_planes(layout: KVLayout, tokens: int, kind: str, seed: int) -> list[Tensor]:
@@ -124,12 +164,12 @@ def assert_within(decoded: Planes, sent: Sequence[Tensor], bounds: Sequence[Tens
 @given(data=st.data(), tokens=st.integers(0, 40), kind=st.sampled_from(HOSTILE), seed=st.integers(0, 2**31))
 def test_lossy_values_stay_within_the_stated_bound(data: st.DataObject, tokens: int, kind: str, seed: int) -> None:
     layout = data.draw(layouts())
-    codec = KVCodec(data.draw(configurations(layout, lossy=True)), layout)
+    codec = make_codec(data.draw(configurations(layout, lossy=True)), layout)
     first_token = data.draw(st.integers(0, 40))
     planes = make_planes(layout, tokens, kind, seed)
     frame = codec.encode(planes, first_token=first_token)
     assert len(frame) <= codec.max_frame_bytes(tokens, first_token)
-    decoded = decode_frame(frame)
+    decoded = decode(frame)
     if decoded.header.is_raw:
         assert kind in ("large", "outlier")
         assert_same_bits(decoded.planes, planes)
@@ -141,13 +181,13 @@ def test_lossy_values_stay_within_the_stated_bound(data: st.DataObject, tokens: 
 @given(data=st.data(), tokens=st.integers(0, 40), kind=st.sampled_from(HOSTILE), seed=st.integers(0, 2**31))
 def test_lossless_frames_keep_every_bit(data: st.DataObject, tokens: int, kind: str, seed: int) -> None:
     layout = data.draw(layouts())
-    codec = KVCodec(data.draw(configurations(layout, lossy=False)), layout)
+    codec = make_codec(data.draw(configurations(layout, lossy=False)), layout)
     planes = make_planes(layout, tokens, kind, seed)
     if tokens and data.draw(st.booleans()):
         planes[0].view(-1)[0] = data.draw(st.sampled_from([float("nan"), float("inf"), -float("inf")]))
     frame = codec.encode(planes, first_token=7)
     assert len(frame) <= codec.max_frame_bytes(tokens, 7)
-    assert_same_bits(decode_frame(frame).planes, planes)
+    assert_same_bits(decode(frame).planes, planes)
 
 
 @settings(deadline=None, max_examples=80)
@@ -161,14 +201,14 @@ def test_one_chunk_and_seven_chunks_decode_to_equal_bytes(
     data: st.DataObject, cuts: list[int], tail: int, seed: int
 ) -> None:
     layout = data.draw(layouts())
-    codec = KVCodec(data.draw(configurations(layout, lossy=True)), layout)
+    codec = make_codec(data.draw(configurations(layout, lossy=True)), layout)
     step = codec.chunk_alignment_tokens
     edges = [0, *sorted(cut * step for cut in cuts), 9 * step + min(tail, step)]
     start = data.draw(st.integers(0, 3)) * step
     planes = make_planes(layout, edges[-1], "normal", seed)
-    whole = decode_frame(codec.encode(planes, first_token=start)).planes
+    whole = decode(codec.encode(planes, first_token=start)).planes
     parts = [
-        decode_frame(codec.encode([plane[low:high] for plane in planes], first_token=start + low)).planes
+        decode(codec.encode([plane[low:high] for plane in planes], first_token=start + low)).planes
         for low, high in itertools.pairwise(edges)
     ]
     assert len(parts) == 7
@@ -180,7 +220,7 @@ def test_one_chunk_and_seven_chunks_decode_to_equal_bytes(
 @given(data=st.data(), tokens=st.integers(1, 20), seed=st.integers(0, 2**31))
 def test_strides_of_the_input_do_not_matter(data: st.DataObject, tokens: int, seed: int) -> None:
     layout = data.draw(layouts())
-    codec = KVCodec(data.draw(configurations(layout, lossy=data.draw(st.booleans()))), layout)
+    codec = make_codec(data.draw(configurations(layout, lossy=data.draw(st.booleans()))), layout)
     planes = make_planes(layout, tokens, "normal", seed)
     # A pool that is wider than its planes in every dimension, with rubbish (NaN) in between.
     views = []
@@ -199,7 +239,7 @@ def test_strides_of_the_input_do_not_matter(data: st.DataObject, tokens: int, se
 @given(data=st.data(), tokens=st.integers(0, 20), use_native=st.booleans(), seed=st.integers(0, 2**31))
 def test_a_pool_is_read_and_written_in_place(data: st.DataObject, tokens: int, use_native: bool, seed: int) -> None:
     layout = data.draw(layouts())
-    codec = KVCodec(data.draw(configurations(layout, lossy=data.draw(st.booleans()))), layout, use_native=use_native)
+    codec = make_codec(data.draw(configurations(layout, lossy=data.draw(st.booleans()))), layout, use_native=use_native)
     pool = make_planes(layout, 40, "normal", seed)
     if data.draw(st.booleans()):
         pool[0][:] = float("inf")
@@ -209,10 +249,10 @@ def test_a_pool_is_read_and_written_in_place(data: st.DataObject, tokens: int, u
     used = codec.encode_into(pool, buffer, first_token=5, rows=rows)
     assert buffer[:used].numpy().tobytes() == codec.encode(gathered, first_token=5)
 
-    expected = decode_frame(buffer).planes
+    expected = decode(buffer).planes
     target = [torch.full_like(plane, 7.0) for plane in pool]
     places = torch.randperm(40, generator=torch.Generator().manual_seed(seed + 1))[:tokens]
-    decode_frame(buffer, target, rows=places, use_native=use_native)
+    decode(buffer, target, rows=places, use_native=use_native)
     assert_same_bits([plane[places] for plane in target], expected)
     others = torch.ones(40, dtype=torch.bool)
     others[places] = False
@@ -222,12 +262,12 @@ def test_a_pool_is_read_and_written_in_place(data: st.DataObject, tokens: int, u
 @pytest.mark.parametrize("rows", [[-1, 0], [0, 4]])
 def test_rows_outside_a_pool_are_refused(rows: list[int]) -> None:
     layout = KVLayout.keys_then_values(layers=1, heads=1, head_dim=8, dtype=KVDtype.BFLOAT16, page_tokens=1)
-    codec = KVCodec(Configuration({"transform": "none", "quantise": "none", "code": "none"}), layout)
+    codec = make_codec(Configuration({"transform": "none", "quantise": "none", "code": "none"}), layout)
     pool, where = torch.zeros(2, 4, 1, 8, dtype=torch.bfloat16), torch.tensor(rows)
     with pytest.raises(CodecError):
         codec.encode_into(pool, bytearray(10_000), first_token=0, rows=where)
     with pytest.raises(FrameError) as caught:
-        decode_frame(codec.encode(pool[:, :2], first_token=0), pool, rows=where)
+        decode(codec.encode(pool[:, :2], first_token=0), pool, rows=where)
     assert caught.value.reason is FrameErrorReason.SHAPE
 
 
@@ -238,14 +278,14 @@ def test_a_requests_first_tokens_are_kept_and_stretch_no_group(
 ) -> None:
     layout = data.draw(layouts())
     values = {**data.draw(configurations(layout, lossy=True)), "sink_tokens": 4}
-    codec = KVCodec(Configuration(values), layout)
+    codec = make_codec(Configuration(values), layout)
     kept = min(max(4 - first_token, 0), tokens)
     planes = make_planes(layout, tokens, "normal", seed)
-    calm = decode_frame(codec.encode(planes, first_token=first_token)).planes
+    calm = decode(codec.encode(planes, first_token=first_token)).planes
     for plane in planes:
         plane[:kept] *= 1000
     frame = codec.encode(planes, first_token=first_token)
-    decoded = decode_frame(frame).planes
+    decoded = decode(frame).planes
     assert not peek_header(frame).is_raw
     assert_same_bits([plane[:kept] for plane in decoded], [plane[:kept] for plane in planes])
     assert_same_bits([plane[kept:] for plane in decoded], [plane[kept:] for plane in calm])
@@ -255,10 +295,10 @@ def test_a_requests_first_tokens_are_kept_and_stretch_no_group(
 @pytest.mark.parametrize("quantise", ["fp8_e4m3", "nvfp4"])
 def test_one_huge_value_is_no_reason_for_nan_bytes(transform: str, quantise: str) -> None:
     layout = KVLayout.keys_then_values(layers=1, heads=2, head_dim=64, dtype=KVDtype.BFLOAT16, page_tokens=16)
-    codec = KVCodec(Configuration({"transform": transform, "quantise": quantise, "code": "entropy"}), layout)
+    codec = make_codec(Configuration({"transform": transform, "quantise": quantise, "code": "entropy"}), layout)
     planes = torch.zeros(2, 3, 2, 64, dtype=torch.bfloat16)
     planes[0, 1, 0, 5] = 6.5e4
     planes[1, 2, 1, 9] = torch.finfo(torch.bfloat16).smallest_normal
-    decoded = decode_frame(codec.encode(planes, first_token=0))
+    decoded = decode(codec.encode(planes, first_token=0))
     assert not decoded.header.is_raw
     assert_within(decoded.planes, list(planes), codec.error_bound(planes, first_token=0))

@@ -7,6 +7,7 @@ import torch
 
 from controld.contract.configuration import Configuration
 from dataplanes.kvcodec import CodecError, KVCodec, KVDtype, KVLayout, Plane, PlaneRole, decode_frame, peek_header
+from dataplanes.kvcodec.coders import CODERS
 
 torch.set_num_threads(1)
 
@@ -30,7 +31,7 @@ def _lossless(code: str) -> Configuration:
     return Configuration({"transform": "none", "quantise": "none", "code": code})
 
 
-@pytest.mark.parametrize("code", ["none", "zstd", "entropy"])
+@pytest.mark.parametrize("code", [code for code in CODERS if code not in ("bitpack", "rans")])
 @pytest.mark.parametrize("dtype", list(KVDtype))
 def test_lossless_configurations_keep_every_bit(code: str, dtype: KVDtype) -> None:
     layout = KVLayout.keys_then_values(layers=2, heads=2, head_dim=64, dtype=dtype, page_tokens=16)
@@ -39,10 +40,11 @@ def test_lossless_configurations_keep_every_bit(code: str, dtype: KVDtype) -> No
     decoded = decode_frame(KVCodec(_lossless(code), layout).encode(planes, first_token=0))
     assert isinstance(decoded.planes, torch.Tensor)
     assert torch.equal(decoded.planes.view(torch.uint8), planes.view(torch.uint8))
-    assert not decoded.header.is_raw
+    # LZ4 finds no repeats in half precision, so that the planes are sent raw.
+    assert not decoded.header.is_raw or code == "lz4"
 
 
-@pytest.mark.parametrize("code", ["none", "bitpack", "zstd", "entropy"])
+@pytest.mark.parametrize("code", [code for code in CODERS if code not in ("splitzip", "rans")])
 def test_every_coder_decodes_to_the_same_values(code: str) -> None:
     planes = torch.randn(6, 50, 2, 64).bfloat16()
     reference = decode_frame(KVCodec(_levels(), LAYOUT).encode(planes, first_token=3)).planes
@@ -106,6 +108,7 @@ def test_planes_may_differ_in_shape_and_come_as_a_list() -> None:
         {"value_group": 48},
         {"key_axis": "layer"},
         {"code": "brotli"},
+        {"code": "splitzip"},
         {"surprise": 1},
         {"quantise": "fp8_e4m3"},
         {"quantise": "none"},

@@ -6,11 +6,15 @@ import itertools
 import random
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from controld.contract.configuration import Configuration, Value
+from controld.contract.errors import FieldError
 from controld.contract.space import StrategySpace
-from dataplanes.kvcodec import CodecError, KVDtype, KVLayout
+from dataplanes.kvcodec import CodecError, HeadProfile, KVCodec, KVDtype, KVLayout
+from dataplanes.kvcodec.coders import OFFERED_CODERS
+from dataplanes.kvcodec.presets import PRESETS
 from dataplanes.kvcodec.space import kv_strategy_space, validate_configuration
 
 LAYOUTS = [
@@ -44,6 +48,38 @@ def test_the_codec_takes_every_advertised_configuration(layout: KVLayout) -> Non
     assert StrategySpace.from_json(space.to_json()).to_json() == space.to_json()
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"head_dim {layout.planes[0].head_dim}")
+def test_formats_that_need_a_head_profile_are_offered_with_one_only(layout: KVLayout) -> None:
+    def formats(space: StrategySpace) -> set[Value]:
+        return {value for parameter in space.parameters if parameter.name == "quantise" for value in parameter.values}
+
+    heads = layout.planes[0].heads
+    profile = HeadProfile(key=np.ones((2, heads)), value=np.ones((2, heads)))
+    space = kv_strategy_space(layout, {profile.profile_id: profile})
+    assert formats(space) - formats(kv_strategy_space(layout)) == {"head_levels", "allocated_levels"}
+    for configuration in random_points(space, 300):
+        space.validate(configuration)
+        KVCodec(configuration, layout, artefacts={profile.profile_id: profile}, use_native=False)
+
+
+def test_presets_without_a_window_or_a_range_over_heads_are_in_the_space() -> None:
+    """The others the codec takes all the same."""
+    heads = LAYOUTS[0].planes[0].heads
+    profile = HeadProfile(key=np.ones((2, heads)), value=np.ones((2, heads)))
+    space = kv_strategy_space(LAYOUTS[0], {profile.profile_id: profile})
+    inside = set()
+    for name, preset in PRESETS.items():
+        configuration = preset.configuration(LAYOUTS[0], profile.profile_id)
+        validate_configuration(configuration, LAYOUTS[0])
+        whole = configuration if configuration["quantise"] == "none" else {"sink_tokens": 0, **configuration}
+        try:
+            space.validate(whole)
+        except FieldError:
+            continue
+        inside.add(name)
+    assert inside == {"cachegen", "splitzip", "turboquant", "fp8", "nvfp4"}
+
+
 def test_a_latent_pool_has_no_value_parameters() -> None:
     names = {parameter.name for parameter in kv_strategy_space(LAYOUTS[3]).parameters}
     assert "key_levels" in names
@@ -56,15 +92,33 @@ def test_only_the_coder_is_lossless() -> None:
 
 def test_what_the_space_forbids_the_codec_refuses() -> None:
     space, refused = kv_strategy_space(LAYOUTS[3]), 0
-    # Sinks may be left out where a configuration is written by hand.
-    short = [{name: value for name, value in point.items() if name != "sink_tokens"} for point in space.enumerate()]
-    advertised = {Configuration(values).canonical_json for values in short}
-    for coder in ("none", "bitpack", "entropy", "zstd"):
-        for transform, quantise in itertools.product(("none", "hadamard"), ("none", "fp8_e4m3", "nvfp4")):
-            configuration = Configuration({"transform": transform, "quantise": quantise, "code": coder})
-            if configuration.canonical_json in advertised:
-                continue
+    formats = ("none", "fp8_e4m3", "nvfp4")
+    for code, transform, quantise in itertools.product(OFFERED_CODERS, ("none", "hadamard"), formats):
+        configuration = Configuration({"transform": transform, "quantise": quantise, "code": code})
+        # Sinks may be left out where a configuration is written by hand.
+        whole = {**configuration, **({} if quantise == "none" else {"sink_tokens": 0})}
+        try:
+            space.validate(whole)
+        except FieldError as error:
+            assert error.code == "configuration.forbidden"
             refused += 1
             with pytest.raises(CodecError):
                 validate_configuration(configuration, LAYOUTS[3])
-    assert refused == 7
+        else:
+            validate_configuration(configuration, LAYOUTS[3])
+    assert refused == 10
+
+
+def test_ids_that_stores_already_hold_stay_what_they_are() -> None:
+    levels = Configuration(
+        {
+            "transform": "hadamard", "quantise": "levels", "sink_tokens": 1, "code": "entropy",
+            "key_levels": 12, "key_axis": "channel", "key_group": 64,
+            "value_levels": 6, "value_axis": "token", "value_group": 64,
+        }
+    )  # fmt: skip
+    lossless = Configuration({"transform": "none", "quantise": "none", "code": "zstd"})
+    assert (levels.config_id, lossless.config_id) == ("6c9bd009a99e706f", "e1b6b2b5f3e0764e")
+    for configuration in (levels, lossless):
+        kv_strategy_space(LAYOUTS[0]).validate(configuration)
+        validate_configuration(configuration, LAYOUTS[0])

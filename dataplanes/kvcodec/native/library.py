@@ -1,7 +1,7 @@
-"""Builds and loads the native kernels: one C file, compiled for this machine's processor at first use.
+"""Builds and loads the native kernels: a few C files, each compiled for this machine's processor at first use.
 
 Why C beside torch: a fused torch.compile kernel must be specialised for every configuration (12 to 25 seconds each the
-first time), and holds up Python's other threads while it runs. One C file takes about a second once per machine, serves
+first time), and holds up Python's other threads while it runs. A C file takes about a second once per machine, serves
 every configuration, releases the interpreter lock for the whole call and is faster. Without a compiler the reference
 in `dataplanes.numerics` does the same work, bit for bit, more slowly.
 """
@@ -42,7 +42,7 @@ class Status(enum.IntEnum):
 
 
 class PlanesStruct(ctypes.Structure):
-    """`kv_planes` of kernels.c."""
+    """`kv_planes` of planes.h."""
 
     _fields_ = (
         ("addresses", ctypes.c_void_p),
@@ -57,7 +57,7 @@ class PlanesStruct(ctypes.Structure):
 
 
 class RotationStruct(ctypes.Structure):
-    """`kv_rotation` of kernels.c."""
+    """`kv_rotation` of planes.h."""
 
     _fields_ = (("block", ctypes.c_int64), ("signs", ctypes.c_void_p), ("norm", ctypes.c_float))
 
@@ -149,6 +149,23 @@ class TablesStruct(ctypes.Structure):
     )
 
 
+class CodebookStruct(ctypes.Structure):
+    """`kv_codebook` of codebooks.c."""
+
+    _fields_ = (
+        ("rotation", RotationStruct),
+        ("is_absmax", ctypes.c_int64),
+        ("alphabet", ctypes.c_int64),
+        ("per_byte", ctypes.c_int64),
+        ("entries", ctypes.c_void_p),
+        ("edges", ctypes.c_void_p),
+        ("inverse_last", ctypes.c_float),
+        ("inverse_dim", ctypes.c_float),
+        ("smallest_scale", ctypes.c_float),
+        ("smallest_peak", ctypes.c_float),
+    )
+
+
 @lru_cache(maxsize=1)
 def load_library() -> ctypes.CDLL | None:
     """The kernels of number formats, or None (logged once, with the reason) where they cannot be built or loaded."""
@@ -184,6 +201,30 @@ def load_predictive_library() -> ctypes.CDLL | None:
     return library
 
 
+@lru_cache(maxsize=1)
+def load_codebook_library() -> ctypes.CDLL | None:
+    """The kernels of symmetric levels and the Gaussian codebook, or None as above."""
+    library = _loaded("codebooks.c", _SAME_AS_REFERENCE)
+    if library is None:
+        return None
+    planes, codebook = ctypes.POINTER(PlanesStruct), ctypes.POINTER(CodebookStruct)
+    library.kv_codebook_encode.argtypes = (planes, codebook, *(ctypes.c_void_p,) * 3)
+    library.kv_codebook_decode.argtypes = (planes, codebook, *(ctypes.c_void_p,) * 3)
+    return library
+
+
+@lru_cache(maxsize=1)
+def load_splitzip_library() -> ctypes.CDLL | None:
+    """The kernels of `dataplanes.kvcodec.splitzip`, or None as above."""
+    library = _loaded("splitzip.c", _SAME_AS_REFERENCE)
+    if library is None:
+        return None
+    library.kv_splitzip_encode.argtypes = (ctypes.c_int64, *(ctypes.c_void_p,) * 4)
+    library.kv_splitzip_encode.restype = None
+    library.kv_splitzip_decode.argtypes = (ctypes.c_int64, *(ctypes.c_void_p,) * 4)
+    return library
+
+
 def _loaded(source: str, contraction: str) -> ctypes.CDLL | None:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
@@ -200,9 +241,10 @@ def _loaded(source: str, contraction: str) -> ctypes.CDLL | None:
 
 
 def _built(compiler: str, source: Path, flags: Sequence[str]) -> Path:
-    """Path of the compiled kernels; compiles them unless the cache has them for this source, compiler and processor."""
+    """Path of the compiled kernels; compiles them unless the cache has them for these sources, compiler, processor."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True, timeout=30).stdout
-    identity = "\0".join([source.read_text(), *flags, version, _processor()])
+    headers = [header.read_text() for header in sorted(source.parent.glob("*.h"))]
+    identity = "\0".join([source.read_text(), *headers, *flags, version, _processor()])
     target = _cache_folder() / f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     if target.exists() and _is_ours(target):
         return target

@@ -13,15 +13,17 @@ from torch import Tensor
 
 from dataplanes.kvcodec.layout import KVDtype, Plane
 from dataplanes.kvcodec.native.library import (
+    CodebookStruct,
     FloatFormatStruct,
     LevelsStruct,
     PlanesStruct,
     RotationStruct,
     Status,
+    load_codebook_library,
     load_library,
 )
 from dataplanes.kvcodec.parameters import Axis, LevelsParameters
-from dataplanes.numerics import fp8, hadamard, nvfp4
+from dataplanes.numerics import absmax, fp8, hadamard, lloyd_max, nvfp4
 from dataplanes.numerics.levels import LARGEST_OFFSET_STEPS, SMALLEST_STEP, inverse_cells
 
 Bytes = NDArray[np.uint8]
@@ -31,7 +33,8 @@ _DTYPES = {KVDtype.BFLOAT16: 0, KVDtype.FLOAT16: 1, KVDtype.FLOAT32: 2}
 
 def is_available(planes: Sequence[Tensor]) -> bool:
     """Whether the kernels can be loaded and all planes lie on the host with whole tokens contiguous."""
-    return load_library() is not None and all(plane.is_cpu and has_whole_tokens(plane) for plane in planes)
+    is_loaded = load_library() is not None and load_codebook_library() is not None
+    return is_loaded and all(plane.is_cpu and has_whole_tokens(plane) for plane in planes)
 
 
 class StackKernel(ABC):
@@ -78,8 +81,9 @@ class LevelsKernel(StackKernel):
     def __init__(self, plane: Plane, parameters: LevelsParameters, seed: int | None, per_byte: int) -> None:
         super().__init__(plane, seed, per_byte)
         is_channel = parameters.axis is Axis.CHANNEL
+        self._spans_heads = parameters.axis is Axis.ALL_HEADS
         self._fields = {
-            "group": parameters.group if is_channel else parameters.channels_per_group(plane.head_dim),
+            "group": parameters.group if is_channel else parameters.channels_per_group(plane),
             "channel_axis": int(is_channel),
             "levels": parameters.levels,
             "per_byte": per_byte,
@@ -93,14 +97,24 @@ class LevelsKernel(StackKernel):
     ) -> list[Bytes] | None:
         """See the base class."""
         sections = [np.empty(size, np.uint8) for size in sizes]
-        status = _call(_library().kv_levels_encode, planes, rows, self._struct(first_token), *sections)
+        status = _call(_library().kv_levels_encode, self._viewed(planes), rows, self._struct(first_token), *sections)
         return sections if status is Status.DONE else None
 
     def decode(
         self, sections: Sequence[Bytes], planes: Sequence[Tensor], rows: Tensor | None, first_token: int
     ) -> None:
         """See the base class."""
-        _call(_library().kv_levels_decode, planes, rows, self._struct(first_token), *sections)
+        _call(_library().kv_levels_decode, self._viewed(planes), rows, self._struct(first_token), *sections)
+
+    def _viewed(self, planes: Sequence[Tensor]) -> Sequence[Tensor]:
+        """As the kernel wants them, whose groups lie within a head: where they span heads, those are one."""
+        if not self._spans_heads:
+            return planes
+        channels = planes[0].shape[1] * planes[0].shape[2]
+        return [
+            plane.as_strided((plane.shape[0], 1, channels), (plane.stride(0), channels, 1), plane.storage_offset())
+            for plane in planes
+        ]
 
     def _struct(self, first_token: int) -> LevelsStruct:
         return LevelsStruct(rotation=self._rotation, first_token=first_token, **self._fields)
@@ -143,6 +157,42 @@ class FloatFormatKernel(StackKernel):
         return sections[0], sections[1], sections[2], sections[3 if self._is_nvfp4 else 0]
 
 
+class CodebookKernel(StackKernel):
+    """Symmetric levels of all heads of a token, or a Gaussian codebook per head vector."""
+
+    def __init__(self, plane: Plane, levels: int, seed: int | None, per_byte: int, *, is_absmax: bool) -> None:
+        super().__init__(plane, seed, per_byte)
+        entries = np.zeros(1, np.float32) if is_absmax else np.array(lloyd_max.codebook(levels), np.float32)
+        # Kept: the structure holds their addresses.
+        self._entries, self._edges = entries, (entries[1:] + entries[:-1]) / np.float32(2)
+        self._struct = CodebookStruct(
+            rotation=self._rotation,
+            is_absmax=int(is_absmax),
+            alphabet=absmax.alphabet(levels) if is_absmax else levels,
+            per_byte=per_byte,
+            entries=self._entries.ctypes.data,
+            edges=self._edges.ctypes.data,
+            inverse_last=1.0 / absmax.largest_symbol(levels) if is_absmax else 0.0,
+            inverse_dim=1.0 / plane.head_dim,
+            smallest_scale=SMALLEST_STEP if is_absmax else lloyd_max.SMALLEST_SCALE,
+            smallest_peak=lloyd_max.SMALLEST_PEAK,
+        )
+
+    def encode(
+        self, planes: Sequence[Tensor], rows: Tensor | None, first_token: int, sizes: Sequence[int]
+    ) -> list[Bytes] | None:
+        """See the base class."""
+        sections = [np.empty(size, np.uint8) for size in sizes]
+        status = _call(_codebook_library().kv_codebook_encode, planes, rows, self._struct, *sections)
+        return sections if status is Status.DONE else None
+
+    def decode(
+        self, sections: Sequence[Bytes], planes: Sequence[Tensor], rows: Tensor | None, first_token: int
+    ) -> None:
+        """See the base class."""
+        _call(_codebook_library().kv_codebook_decode, planes, rows, self._struct, *sections)
+
+
 def split_bfloat16(planes: Sequence[Tensor], rows: Tensor | None) -> tuple[Bytes, Bytes]:
     """Exponents, then signs and mantissas, of bfloat16 planes (or of some of their tokens); flat."""
     argument = _PlanesArgument(planes, rows)
@@ -180,6 +230,12 @@ class _PlanesArgument:
 
 def _library() -> ctypes.CDLL:
     library = load_library()
+    assert library is not None
+    return library
+
+
+def _codebook_library() -> ctypes.CDLL:
+    library = load_codebook_library()
     assert library is not None
     return library
 

@@ -7,6 +7,6 @@ rate knob: its square is the loss, by and large.
 """
 
 from dataplanes.kvcodec.predictive.artefact import PredictiveArtefact, Rotary
-from dataplanes.kvcodec.predictive.shelf import NO_ARTEFACTS, ArtefactShelf
+from dataplanes.kvcodec.predictive.shelf import ArtefactShelf
 
-__all__ = ["NO_ARTEFACTS", "ArtefactShelf", "PredictiveArtefact", "Rotary"]
+__all__ = ["ArtefactShelf", "PredictiveArtefact", "Rotary"]

@@ -226,6 +226,22 @@ class PredictiveArtefact:
         }
 
 
+def find_predictive(artefacts: Mapping[str, object], artefact_id: str) -> PredictiveArtefact:
+    """The artefact that a configuration names.
+
+    Raises:
+        CodecError: it is not there, or is something else.
+    """
+    artefact = artefacts.get(artefact_id)
+    if not isinstance(artefact, PredictiveArtefact):
+        raise CodecError(
+            f"the artefact {artefact_id} is not here",
+            code="codec.artefact_unknown",
+            hint="calibrate the model, or copy the artefact to this machine",
+        )
+    return artefact
+
+
 def _fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
     fields = dict(metadata)
     if fields.pop("format") != FORMAT:

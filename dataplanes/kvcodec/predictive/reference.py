@@ -46,8 +46,13 @@ class ReferencePredictor:
         self._narrow, self._widen = artefact.narrow.float(), artefact.widen.float()
         self._analysis, self._synthesis = artefact.analysis.float(), artefact.synthesis.float()
 
-    def quantise(self, joint: Tensor, classes: Tensor) -> Quantised | None:
-        """Code joint vectors, float32 `[L, tokens, W]` with keys before RoPE, of tokens of these position classes.
+    def quantise(self, joint: Tensor, classes: Tensor, *, with_bound: bool = False) -> Quantised | None:
+        """Code joint vectors.
+
+        Args:
+            joint: float32 `[L, tokens, W]`, keys before RoPE.
+            classes: position class of each token.
+            with_bound: also work out the bound, which takes as long again; else it is infinite.
 
         Returns:
             None if a value cannot be expressed.
@@ -67,6 +72,9 @@ class ReferencePredictor:
             cells = torch.copysign((sizes + self._artefact.dead_zone).floor(), coefficients)
             history.append(guess + self._values(cells, steps) @ synthesis)
             symbols.append(cells.to(torch.int16))
+            if not with_bound:
+                bounds.append(torch.full_like(residual, torch.inf))
+                continue
             # Half a cell and what the dead zone and the shrinking move, through the synthesis; then what it leaves out.
             cell = steps * (1 - self._artefact.dead_zone + self._artefact.shrink)
             left_out = (residual - coefficients @ synthesis).abs()

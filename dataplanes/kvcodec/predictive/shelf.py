@@ -1,20 +1,19 @@
-"""The artefacts that a process holds, by id."""
+"""The calibrated artefacts that a process holds, by id."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
 
-from dataplanes.kvcodec.errors import CodecError
+from dataplanes.kvcodec.head_profile import HeadProfile
 from dataplanes.kvcodec.predictive.artefact import FILE_SUFFIX, PredictiveArtefact
 
 
-class ArtefactShelf:
-    """Artefacts of any number of models. Adding is safe beside readers in other threads; nothing is ever changed."""
+class ArtefactShelf(Mapping[str, object]):
+    """Artefacts by id. Adding is safe beside readers in other threads; nothing is ever changed or taken away."""
 
     def __init__(self) -> None:
-        self._held: dict[str, PredictiveArtefact] = {}
+        self._held: dict[str, PredictiveArtefact | HeadProfile] = {}
 
     @classmethod
     def of_folder(cls, folder: Path, model_fingerprint: str) -> ArtefactShelf:
@@ -30,31 +29,16 @@ class ArtefactShelf:
                 shelf.add(artefact)
         return shelf
 
-    def add(self, artefact: PredictiveArtefact) -> None:
+    def add(self, artefact: PredictiveArtefact | HeadProfile) -> None:
         """Hold one more."""
-        self._held[artefact.artefact_id] = artefact
+        name = artefact.profile_id if isinstance(artefact, HeadProfile) else artefact.artefact_id
+        self._held = {**self._held, name: artefact}
 
-    def find(self, artefact_id: str) -> PredictiveArtefact:
-        """The artefact of that id.
+    def __getitem__(self, artefact_id: str) -> PredictiveArtefact | HeadProfile:
+        return self._held[artefact_id]
 
-        Raises:
-            CodecError: it is not here.
-        """
-        try:
-            return self._held[artefact_id]
-        except KeyError:
-            raise CodecError(
-                f"the artefact {artefact_id} is not here",
-                code="codec.artefact_unknown",
-                hint="calibrate the model, or copy the artefact to this machine",
-            ) from None
-
-    def __iter__(self) -> Iterator[PredictiveArtefact]:
-        return iter(list(self._held.values()))
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
 
     def __len__(self) -> int:
         return len(self._held)
-
-
-NO_ARTEFACTS: Final = ArtefactShelf()
-"""Where nothing is calibrated; not to be added to."""

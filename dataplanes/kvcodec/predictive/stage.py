@@ -92,7 +92,9 @@ class PredictiveStage(Stage):
         joint[..., :split] = rotate(stacked_keys, cosines, sines, -1).flatten(2)
         joint[..., split:end] = stacked_values.flatten(2)
         quantised = ReferencePredictor(artefact, self._step).quantise(
-            joint, position_classes(Place(first_token, chunk.request_tokens), chunk.tokens, artefact.bands)
+            joint,
+            position_classes(Place(first_token, chunk.request_tokens), chunk.tokens, artefact.bands),
+            with_bound=True,
         )
         if quantised is None:
             return

@@ -15,6 +15,7 @@ import numpy as np
 
 from controld.contract.errors import ControldError
 from dataplanes.sglang.demo.plan import CONTROLD, RAW, SEPARATING_PHASE, STATICS
+from dataplanes.sglang.demo.policies import is_published
 
 RESAMPLES = 10_000
 STRATUM = 3
@@ -115,12 +116,14 @@ def ratios_by_phase(
     return result
 
 
-def best_static(samples: Sequence[Sample], seed: int) -> str:
-    """The static arm with the lowest TTFT over the whole schedule, known only in hindsight."""
+def best_static(samples: Sequence[Sample], seed: int, arms: Iterable[str] = STATICS) -> str:
+    """The one of some static arms with the lowest TTFT over the whole schedule, known only in hindsight.
+
+    Raises:
+        ControldError: none of them served a prompt.
+    """
     overall = {
-        arm: ratios_by_phase(samples, arm, RAW, "ttft_s", seed)[OVERALL].ratio
-        for arm in STATICS
-        if _served(samples, arm)
+        arm: ratios_by_phase(samples, arm, RAW, "ttft_s", seed)[OVERALL].ratio for arm in arms if _served(samples, arm)
     }
     if not overall:
         raise ControldError("no static arm served a prompt", code="evidence.no_static")
@@ -174,8 +177,13 @@ def summarise(
     if not any(effect["arm"] == CONTROLD for effect in coded):
         raise ControldError("controld compressed nothing; this run proves nothing", code="evidence.nothing_compressed")
     static = best_static(samples, seed)
+    published = [arm for arm, configuration in static_configurations.items() if is_published(configuration)]
+    compared = {"raw": RAW, "best_static": static}
+    if published:
+        compared["best_published"] = best_static(samples, seed, published)
     summary: dict[str, Any] = {
         "best_static": static,
+        "best_published": compared.get("best_published"),
         "static_configurations": dict(static_configurations),
         "separating_phase": SEPARATING_PHASE,
         "max_quality_loss_nats": max_quality_loss_nats,
@@ -183,7 +191,7 @@ def summarise(
         "quality": dict(quality) if quality else None,
     }
     for metric in ("ttft", "jct"):
-        for name, arm in (("raw", RAW), ("best_static", static)):
+        for name, arm in compared.items():
             ratios = ratios_by_phase(samples, arm, CONTROLD, f"{metric}_s", seed)
             summary[f"{metric}_{name}_over_controld"] = {phase: ratio.to_json() for phase, ratio in ratios.items()}
     summary["ttft_s"] = _medians(samples)

@@ -81,9 +81,11 @@ def predicted_transfer_s(candidate: Mapping[str, Any], size_bytes: float, bandwi
 def choose_statics(
     candidates: Sequence[Mapping[str, Any]], plan: ExperimentPlan, kv_bytes_per_token: int
 ) -> dict[str, Mapping[str, Any]]:
-    """The three best configurations within the quality limit, by profile.
+    """The three best configurations within the quality limit, by profile; one of them at least of a published kind.
 
     Best is the least geometric mean of the predicted transfer time over the phases' rates, at the plan's median prompt.
+    Where the calibrated transform takes all three places, the last one goes to the best of the other candidates: what
+    others have published is what it must be compared with.
 
     Raises:
         ControldError: fewer than three lossy candidates are within the limit.
@@ -108,7 +110,17 @@ def choose_statics(
     def cost(candidate: Mapping[str, Any]) -> float:
         return sum(math.log(predicted_transfer_s(candidate, size_bytes, rate)) for rate in rates)
 
-    return dict(zip(STATICS, sorted(within, key=cost), strict=False))
+    ranked = sorted(within, key=cost)
+    chosen = ranked[: len(STATICS)]
+    published = [candidate for candidate in ranked if is_published(candidate["configuration"])]
+    if published and not any(is_published(candidate["configuration"]) for candidate in chosen):
+        chosen[-1] = published[0]
+    return dict(zip(STATICS, chosen, strict=True))
+
+
+def is_published(configuration: Mapping[str, Any]) -> bool:
+    """Whether a configuration is of a kind that others have published: anything but the calibrated transform."""
+    return bool(configuration.get("transform") != "klt")
 
 
 def pinned_arms(statics: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

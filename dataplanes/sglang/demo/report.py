@@ -117,16 +117,14 @@ def _ratio_text(ratio: Mapping[str, float] | None) -> str:
 
 def _ratio_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
     phases = [*summary["ttft_s"], OVERALL]
-    keys = [f"{metric}_{name}_over_controld" for metric in ("ttft", "jct") for name in ("raw", "best_static")]
-    return [(phase, *(_ratio_text(summary[key].get(phase)) for key in keys)) for phase in phases]
+    keys = [f"{metric}_{name}_over_controld" for metric in ("ttft", "jct") for name in _COMPARED]
+    return [(phase, *(_ratio_text(summary.get(key, {}).get(phase)) for key in keys)) for phase in phases]
 
 
+_COMPARED = ("raw", "best_static", "best_published")
 _RATIO_HEADER = (
     "phase",
-    "TTFT raw / controld",
-    "TTFT best static / controld",
-    "JCT raw / controld",
-    "JCT best static / controld",
+    *(f"{metric} {name.replace('_', ' ')} / controld" for metric in ("TTFT", "JCT") for name in _COMPARED),
 )
 
 

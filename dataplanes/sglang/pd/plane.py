@@ -15,10 +15,11 @@ from typing import Any, Final
 import torch
 
 from controld.contract.clock import Clock, SystemClock
-from controld.contract.configuration import Configuration
+from controld.contract.configuration import CODER_PARAMETER, Configuration
 from controld.contract.errors import ControldError
 from dataplanes.agent import Agent, AgentIdentity
 from dataplanes.kvcodec import NO_ARTEFACTS, ArtefactShelf, KVCodec, KVDtype, KVLayout
+from dataplanes.kvcodec.coders import OFFERED_CODERS
 from dataplanes.kvcodec.space import kv_strategy_space, validate_configuration
 from dataplanes.sglang.hardware import device_name
 from dataplanes.sglang.model_identity import ModelFolderError, identify_model
@@ -107,7 +108,7 @@ def _dtype_name(args: Any, server_args: Any) -> str:
     return ""
 
 
-def artefacts_of(server_args: Any, environment: Mapping[str, str]) -> ArtefactShelf:
+def artefacts_of(server_args: Any, environment: Mapping[str, str]) -> Mapping[str, object]:
     """The calibrated artefacts of the served model; none, with the reason logged, where they cannot be read."""
     folder = environment.get(ARTEFACTS_VARIABLE, "")
     if not folder:
@@ -192,7 +193,7 @@ class PdPlane:
         self._clock = clock or SystemClock()
         self._faults = Faults()
         self._layout: KVLayout | None = None
-        self._artefacts = NO_ARTEFACTS
+        self._artefacts: Mapping[str, object] = NO_ARTEFACTS
         self._lanes: list[Lane] = []
         self._areas: list[StagingArea] = []
         self._peers: Peers | None = None
@@ -352,11 +353,10 @@ class PdPlane:
         with Guarded(self.agent, "codecs do not run here; KV goes raw") as warming:
             if not KVCodec.compile():
                 self.agent.count("pd.codec_without_kernels")
-            seen: set[object] = set()
-            for configuration in kv_strategy_space(self._layout, self._artefacts).enumerate():
-                if configuration["code"] not in seen:
-                    seen.add(configuration["code"])
-                    self._shelf.make_ready(configuration)
+            space = kv_strategy_space(self._layout, self._artefacts)
+            for coder in OFFERED_CODERS:
+                # The first that has it, from one lazy enumeration: the space is far too large to walk.
+                self._shelf.make_ready(next(c for c in space.enumerate() if c[CODER_PARAMETER] == coder))
         if warming.error is None:
             self.agent.attached()
         else:
@@ -393,7 +393,7 @@ def identity_of(
     role: str,
     server_args: Any,
     layout: KVLayout | None,
-    artefacts: ArtefactShelf = NO_ARTEFACTS,
+    artefacts: Mapping[str, object] = NO_ARTEFACTS,
     environment: Mapping[str, str],
 ) -> AgentIdentity:
     """Who this scheduler is to controld."""

@@ -7,13 +7,13 @@ import logging
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from controld.contract.clock import Clock
 from controld.contract.effect import Effect, Half, Path, Verdict
-from dataplanes.kvcodec import ArtefactShelf, FrameError, FrameErrorReason, KVLayout, decode_frame, peek_header
+from dataplanes.kvcodec import FrameError, FrameErrorReason, KVLayout, decode_frame, peek_header
 from dataplanes.sglang.pd.edge import Guarded
 from dataplanes.sglang.pd.faults import Faults
 from dataplanes.sglang.pd.memory import PagedPool, PoolError, Scratch
@@ -93,7 +93,7 @@ class ReceiverParts:
     message: Messenger
     room_is_alive: Callable[[int], bool]
     faults: Faults
-    artefacts: ArtefactShelf
+    artefacts: Mapping[str, object]
 
 
 class Receiver:

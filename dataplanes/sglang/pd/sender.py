@@ -25,6 +25,7 @@ from dataplanes.sglang.pd.requests import RequestBook, transfer_id_of
 from dataplanes.sglang.pd.shelf import CodecShelf
 from dataplanes.sglang.pd.staging import MARK_BYTES, cut_pages
 from dataplanes.sglang.pd.transfer import LINK_GROUP, TIER, RawReason, Transfer, WireSpan
+from dataplanes.sglang.pd.write_overhead import WriteOverhead
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -109,6 +110,7 @@ class Sender:
         self._offers: OrderedDict[int, _Offer] = OrderedDict()
         self._lock = threading.Lock()
         self._writes_return_early = False
+        self._overhead = WriteOverhead()
         self._swept_s = parts.clock.monotonic_s()
 
     def offered(self, room: int, pages: int) -> None:
@@ -345,6 +347,8 @@ class Sender:
     def _observe(self, transfer: Transfer, span: WireSpan, *, is_raw: bool = False) -> None:
         transfer.spans.append(span)
         if not (is_raw and self._writes_return_early):
+            with self._lock:
+                span = self._overhead.without(span)
             self._parts.agent.observe_wire(
                 tier=TIER,
                 link_group=LINK_GROUP,

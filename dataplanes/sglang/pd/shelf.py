@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from controld.contract.configuration import Configuration
-from dataplanes.kvcodec import NO_ARTEFACTS, ArtefactShelf, KVCodec, KVLayout, decode_frame
+from dataplanes.kvcodec import NO_ARTEFACTS, KVCodec, KVLayout, decode_frame
 from dataplanes.sglang.pd.edge import Counting, Guarded
 
 
@@ -27,7 +27,7 @@ class CodecShelf:
     """
 
     def __init__(
-        self, layout: KVLayout, warm_tokens: int, counting: Counting, artefacts: ArtefactShelf = NO_ARTEFACTS
+        self, layout: KVLayout, warm_tokens: int, counting: Counting, artefacts: Mapping[str, object] = NO_ARTEFACTS
     ) -> None:
         self._counting = counting
         self._artefacts = artefacts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -38,7 +39,7 @@ class ModelBench:
     ) -> None:
         self.identity = identify_model(model_dir)
         self.layout = layout_of(self.identity, page_tokens=page_tokens)
-        self._artefacts = NO_ARTEFACTS
+        self._artefacts: Mapping[str, object] = NO_ARTEFACTS
         if artefacts_dir is not None:
             self._artefacts = ArtefactShelf.of_folder(artefacts_dir, self.identity.fingerprint)
         self.space = kv_strategy_space(self.layout, self._artefacts)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
 
 from controld.contract.configuration import Configuration
-from dataplanes.kvcodec import NO_ARTEFACTS, ArtefactShelf, CodecError, KVCodec, KVDtype, KVLayout, decode_frame
+from dataplanes.kvcodec import NO_ARTEFACTS, CodecError, KVCodec, KVDtype, KVLayout, decode_frame
 from dataplanes.sglang.model_identity import ModelIdentity
 from dataplanes.sglang.profiler.quality import Planes
 
@@ -57,7 +57,7 @@ class FrameCodec:
         layout: KVLayout,
         *,
         frame_bytes: int = FRAME_BYTES,
-        artefacts: ArtefactShelf = NO_ARTEFACTS,
+        artefacts: Mapping[str, object] = NO_ARTEFACTS,
     ) -> None:
         if not layout.is_dense:
             raise CodecError("layers of different shapes are not profiled yet", code="codec.layout")
@@ -80,12 +80,7 @@ class FrameCodec:
             piece = _cut(planes, start, min(start + self.frame_tokens, tokens))
             buffer = self._buffers[index]
             size = self._codec.encode_into(
-                piece,
-                buffer,
-                first_token=start,
-                chunk_index=index,
-                chunk_count=len(starts),
-                request_tokens=tokens,
+                piece, buffer, first_token=start, chunk_index=index, chunk_count=len(starts), request_tokens=tokens
             )
             frames.append(buffer[:size])
         return frames

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from controld.contract.configuration import Configuration
+from controld.contract.errors import FieldError
 from dataplanes.kvcodec import ArtefactShelf, CodecError, PredictiveArtefact
-from dataplanes.kvcodec.predictive.artefact import ArtefactError
+from dataplanes.kvcodec.predictive.artefact import ArtefactError, find_predictive
 from dataplanes.kvcodec.space import kv_strategy_space
 
 
@@ -51,7 +53,7 @@ def test_another_models_artefacts_are_left_on_disk(bench, tmp_path: Path) -> Non
     bench.artefact.save(tmp_path)
     dataclasses.replace(bench.artefact, model_fingerprint="0" * 64).save(tmp_path)
     shelf = ArtefactShelf.of_folder(tmp_path, bench.artefact.model_fingerprint)
-    assert [artefact.artefact_id for artefact in shelf] == [bench.artefact.artefact_id]
+    assert list(shelf) == [bench.artefact.artefact_id]
     assert len(ArtefactShelf.of_folder(tmp_path / "none", "")) == 0
 
 
@@ -83,9 +85,10 @@ def test_the_space_offers_it_only_where_it_is_and_fits(bench) -> None:
     without = kv_strategy_space(bench.layout())
     space = kv_strategy_space(bench.layout(), bench.artefacts)
     assert "artefact" not in {parameter.name for parameter in without.parameters}
-    offered = [part for part in space.enumerate() if part["quantise"] == "uniform"]
-    assert [part["step"] for part in offered] == list(bench.artefact.steps)
-    for part in offered:
-        space.validate(part)
+    for step in bench.artefact.steps:
+        space.validate(bench.configuration(step))
+    for changes in ({"step": 0.15}, {"code": "zstd"}, {"transform": "hadamard"}, {"artefact": "0" * 16}):
+        with pytest.raises(FieldError):
+            space.validate(Configuration({**bench.configuration(), **changes}))
     with pytest.raises(CodecError):
-        bench.artefacts.find("0" * 16)
+        find_predictive(bench.artefacts, "0" * 16)
