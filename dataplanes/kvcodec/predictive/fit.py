@@ -26,8 +26,8 @@ from dataplanes.kvcodec.predictive.tables import (
     symbol_places,
 )
 
-_COUNTED_TOKENS = 6000
-_BAND_STRIDE = 3
+_COUNTED_TOKENS = 3000
+_BAND_STRIDE = 4
 
 Progress = Callable[[str, int, int], None]
 """`(what, done, total)`."""
