@@ -76,7 +76,7 @@ def _calibrated(step: float) -> dict[str, Value]:
 _QUICK: tuple[dict[str, Value], ...] = (
     {"transform": "none", "quantise": "none"},
     _levels(10, 5),
-    _calibrated(0.28),
+    _calibrated(0.14),
     _levels(16, 8),
     _calibrated(0.2),
     _levels(12, 6),
@@ -89,7 +89,7 @@ _FULL: tuple[dict[str, Value], ...] = (
     *_QUICK,
     {"transform": "none", "quantise": "nvfp4", "sink_tokens": 1},
     _calibrated(0.4),
-    _calibrated(0.14),
+    _calibrated(0.28),
     _calibrated(0.56),
     _calibrated(0.1),
     _levels(14, 7),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
@@ -45,6 +46,7 @@ def test_a_folder_without_weights_is_not_complete(tmp_path: Path) -> None:
     assert not is_complete(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_broken_source_leaves_no_half_a_model(tmp_path: Path) -> None:
     source = tmp_path / "broken.gguf"
     source.write_bytes(b"GGUF but not really")
