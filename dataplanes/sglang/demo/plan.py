@@ -12,8 +12,8 @@ RAW = "raw"
 STATICS = ("static-1", "static-2", "static-3")
 ARMS = (RAW, *STATICS, CONTROLD)
 
-# Where the best static arm and controld are compared for "faster in at least one phase", fixed before a run. On the slow
-# link bytes decide and the calibrated codec pays; on a fast one it does not, so that one static arm cannot have both.
+# Where the best static arm and controld are compared for "faster in at least one phase", fixed before a run. On the
+# slow link bytes decide and the calibrated codec pays; on a fast one it does not: one static arm cannot have both.
 # (Runs up to 2026-11-30 had fixed the fast phase, where no arm came out clearly apart.)
 SEPARATING_PHASE = "slow"
 
