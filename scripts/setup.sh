@@ -90,12 +90,12 @@ model() {
 }
 
 artefact() {
-    local made_by=dataplanes/kvcodec/predictive/fit.py
-    done_already artefact "$made_by" && compgen -G "$ARTEFACT_DIR/*.safetensors" > /dev/null && return
+    local made_by=(dataplanes/kvcodec/predictive/{artefact,fit,predictor,reference,tables}.py)
+    done_already artefact "${made_by[@]}" && compgen -G "$ARTEFACT_DIR/*.safetensors" > /dev/null && return
     say "calibrating codecs on the model, to $ARTEFACT_DIR (a minute or two)"
     rm -rf "$ARTEFACT_DIR"
     .venv/bin/python -m dataplanes.sglang.profiler.calibrate --model "$MODEL_DIR" --out "$ARTEFACT_DIR" > /dev/null
-    stamp artefact "$made_by"
+    stamp artefact "${made_by[@]}"
 }
 
 find_python

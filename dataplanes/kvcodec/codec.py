@@ -47,6 +47,7 @@ from dataplanes.kvcodec.native.library import (
     load_codebook_library,
     load_library,
     load_predictive_library,
+    load_rans_library,
     load_splitzip_library,
 )
 from dataplanes.kvcodec.parameters import parse_parameters
@@ -135,7 +136,13 @@ class KVCodec:
         Returns:
             Whether the native kernels run; without them the reference does the work, several times slower.
         """
-        loaders = (load_library, load_codebook_library, load_splitzip_library, load_predictive_library)
+        loaders = (
+            load_library,
+            load_codebook_library,
+            load_splitzip_library,
+            load_predictive_library,
+            load_rans_library,
+        )
         return all(loader() is not None for loader in loaders)
 
     @property

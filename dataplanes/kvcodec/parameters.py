@@ -13,7 +13,7 @@ from dataplanes.kvcodec.coders import CODERS, SPLITZIP, CalibratedCoder
 from dataplanes.kvcodec.errors import CodecError
 from dataplanes.kvcodec.head_profile import NO_ARTEFACTS
 from dataplanes.kvcodec.layout import KVLayout, Plane, PlaneRole
-from dataplanes.kvcodec.native.library import load_predictive_library
+from dataplanes.kvcodec.native.library import has_calibrated_codec
 from dataplanes.kvcodec.predictive.artefact import PredictiveArtefact, find_predictive
 from dataplanes.numerics import absmax, hadamard
 
@@ -264,7 +264,7 @@ def _grouping(reader: _Reader, part: str, layout: KVLayout, roles: set[PlaneRole
 
 
 def _uniform(reader: _Reader, layout: KVLayout, artefacts: Mapping[str, object]) -> UniformParameters:
-    if load_predictive_library() is None:
+    if not has_calibrated_codec():
         raise _invalid("transform", "the calibrated transform runs in native kernels, which cannot be built here")
     artefact = find_predictive(artefacts, reader.text("artefact"))
     misfit = artefact.fits(layout)

@@ -9,7 +9,7 @@ from controld.contract.space import Condition, Forbidden, Parameter, StrategySpa
 from dataplanes.kvcodec.coders import OFFERED_CODERS, SPLITZIP, CalibratedCoder
 from dataplanes.kvcodec.head_profile import NO_ARTEFACTS, HeadProfile
 from dataplanes.kvcodec.layout import KVLayout, PlaneRole
-from dataplanes.kvcodec.native.library import load_predictive_library
+from dataplanes.kvcodec.native.library import has_calibrated_codec
 from dataplanes.kvcodec.parameters import (
     COUNTED_FORMATS,
     GROUPED_FORMATS,
@@ -137,7 +137,7 @@ def _fitting_predictors(layout: KVLayout, artefacts: Mapping[str, object]) -> di
     """By id; none where their kernels cannot run."""
     held = {name: item for name, item in artefacts.items() if isinstance(item, PredictiveArtefact)}
     fitting = {name: artefact for name, artefact in held.items() if not artefact.fits(layout)}
-    return fitting if fitting and load_predictive_library() is not None else {}
+    return fitting if fitting and has_calibrated_codec() else {}
 
 
 def _offer_predictors(

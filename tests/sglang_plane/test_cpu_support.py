@@ -32,8 +32,8 @@ def run(program: str, timeout_s: float = 240) -> str:
     return done.stdout.strip()
 
 
-def test_no_installed_package_is_hidden() -> None:
-    assert cpu_support.shadowed_packages() == []
+def test_no_installed_package_is_hidden_that_could_work_here() -> None:
+    assert set(cpu_support.shadowed_packages()) <= {"triton"}
 
 
 def test_stand_ins_import_and_refuse_to_compute() -> None:

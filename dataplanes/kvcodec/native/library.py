@@ -118,9 +118,16 @@ class PredictorStruct(ctypes.Structure):
         ("max_rank", ctypes.c_int64),
         ("depth", ctypes.c_int64),
         ("bottleneck", ctypes.c_int64),
+        ("largest", ctypes.c_float),
+        ("gain", ctypes.c_void_p),
         ("narrow", ctypes.c_void_p),
+        ("narrow_scale", ctypes.c_void_p),
         ("widen", ctypes.c_void_p),
+        ("widen_scale", ctypes.c_void_p),
+        ("largest_input", ctypes.c_float),
+        ("weight", ctypes.c_void_p),
         ("analysis", ctypes.c_void_p),
+        ("analysis_scale", ctypes.c_void_p),
         ("synthesis", ctypes.c_void_p),
         ("mean", ctypes.c_void_p),
         ("ranks", ctypes.c_void_p),
@@ -138,14 +145,18 @@ class PredictorStruct(ctypes.Structure):
     )
 
 
-class TablesStruct(ctypes.Structure):
-    """`kv_tables` of predictive.c."""
+class CodedRowsStruct(ctypes.Structure):
+    """`kv_coded_rows` of rans.c."""
 
     _fields_ = (
-        ("classes", ctypes.c_void_p),
-        ("counts", ctypes.c_void_p),
-        ("starts", ctypes.c_void_p),
-        ("hints", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("kinds", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+        ("longest", ctypes.c_int64),
+        ("tables", ctypes.c_void_p),
+        ("escapes", ctypes.c_void_p),
+        ("decoding", ctypes.c_void_p),
+        ("encoding", ctypes.c_void_p),
     )
 
 
@@ -191,14 +202,28 @@ def load_predictive_library() -> ctypes.CDLL | None:
     library = _loaded("predictive.c", _FUSED)
     if library is None:
         return None
-    layers, predictor, tables = (ctypes.POINTER(kind) for kind in (LayersStruct, PredictorStruct, TablesStruct))
-    pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    library.kv_predictive_encode.argtypes = (layers, predictor, pointer)
-    library.kv_predictive_decode.argtypes = (layers, predictor, pointer)
-    library.kv_rans_encode.argtypes = (predictor, tables, integer, pointer, pointer, integer)
-    library.kv_rans_encode.restype = integer
-    library.kv_rans_decode.argtypes = (predictor, tables, integer, pointer, integer, pointer)
+    layers, predictor = ctypes.POINTER(LayersStruct), ctypes.POINTER(PredictorStruct)
+    library.kv_predictive_encode.argtypes = (layers, predictor, ctypes.c_void_p)
+    library.kv_predictive_decode.argtypes = (layers, predictor, ctypes.c_void_p)
     return library
+
+
+@lru_cache(maxsize=1)
+def load_rans_library() -> ctypes.CDLL | None:
+    """The entropy coder of the layer-predictive transform codec, or None as above."""
+    library = _loaded("rans.c", _SAME_AS_REFERENCE)
+    if library is None:
+        return None
+    rows, pointer, integer = ctypes.POINTER(CodedRowsStruct), ctypes.c_void_p, ctypes.c_int64
+    library.kv_rans_encode.argtypes = (rows, pointer, integer, pointer, integer)
+    library.kv_rans_encode.restype = integer
+    library.kv_rans_decode.argtypes = (rows, pointer, integer, pointer)
+    return library
+
+
+def has_calibrated_codec() -> bool:
+    """Whether the layer-predictive transform codec can run here: it has no other fast path than its kernels."""
+    return load_predictive_library() is not None and load_rans_library() is not None
 
 
 @lru_cache(maxsize=1)

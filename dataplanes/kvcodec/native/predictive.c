@@ -1,25 +1,23 @@
 /* Fused CPU kernels of the layer-predictive transform codec: undo RoPE -> predict from decoded layers -> transform ->
- * uniform quantiser with a dead zone, and back; and its entropy coder, an interleaved rANS with calibrated tables.
+ * uniform quantiser with a dead zone, and back.
  *
- * The result for one token depends on nothing but that token and its position: every sum runs over one index in
- * ascending order, however tokens are tiled. Multiply-adds are fused where the processor has them. One thread; no
- * allocation survives a call; nothing is read or written outside the announced shapes.
+ * The result for one token depends on nothing but that token and its position, however tokens are tiled. Predictions are
+ * sums of products of integers, exact in any order, so that both sides predict alike whatever their processors. One
+ * thread; no allocation survives a call; nothing is read or written outside the announced shapes.
  */
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "elements.h"
+#ifdef __AVX512BW__
+#include <immintrin.h>
+#endif
 
-enum { BFLOAT16 = 0, FLOAT16 = 1, FLOAT32 = 2 };
-enum { DONE = 0, NOT_EXPRESSIBLE = 1, NO_MEMORY = 2, DAMAGED = 3 };
-
-#define LANES 16
-#define PANEL 32 /* columns of a weight panel */
-#define TOKEN_TILE 12
+#define PANEL 32 /* columns of a panel of weights */
+#define PAIR 2   /* products that one instruction adds up in each lane */
+#define TOKEN_TILE 8
+#define MOST_DEPTH 8
 #define TOKEN_BLOCK 96 /* tokens whose working set stays in the second-level cache */
-#define LARGEST_INPUT_BITS 0x6f800000u /* 2**96 */
 #define LARGEST_SYMBOL 32000.0f
+#define TOO_LARGE -1.0f
 
-typedef float vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint32_t word_lanes __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 /* Key and value planes [tokens, heads, head_dim] of every layer; heads and head_dim are contiguous within a token. */
@@ -31,17 +29,24 @@ typedef struct {
     int64_t dtype;
 } kv_layers;
 
-/* Weights are bfloat16 in panels [columns / 32][depth][32], except synthesis, which is [layer][rank][width]. Each run of
- * 32 columns is interleaved, 0 16 1 17 2 18 ...: one word holds two columns, and widening takes a shift or a mask. */
+/* Integer weights stand in panels [columns / 32][rows / 2][32][2]. Synthesis is bfloat16; each run of 32 of its columns
+ * is interleaved, 0 16 1 17 ...: one word holds two columns, and widening takes a shift or a mask. */
 typedef struct {
     int64_t layers;
     int64_t width;      /* elements of a joint vector, a multiple of 32; what heads do not fill is zero */
     int64_t max_rank;   /* coefficients for which there are weights, a multiple of 32 */
     int64_t depth;      /* layers that a prediction sees */
     int64_t bottleneck; /* of the prediction, a multiple of 32; 0 for none */
-    const uint16_t *narrow;    /* [layer][depth][bottleneck / 32][width][32] */
-    const uint16_t *widen;     /* [layer][width / 32][bottleneck][32] */
-    const uint16_t *analysis;  /* [layer][max_rank / 32][width][32] */
+    float largest;             /* of the integers that predictions see */
+    const float *gain;         /* [layer][width]: decoded layer to integer */
+    const int16_t *narrow;     /* [layer][depth] panels of [width][bottleneck] */
+    const float *narrow_scale; /* [layer][bottleneck]: sum to integer */
+    const int16_t *widen;      /* [layer] panels of [bottleneck][width] */
+    const float *widen_scale;  /* [layer][width]: sum to prediction */
+    float largest_input;         /* of the integers that the analysis sees */
+    const float *weight;         /* [layer][width]: what elements are multiplied with before they become integers */
+    const int16_t *analysis;     /* [layer] panels of [width][max_rank] */
+    const float *analysis_scale; /* [layer][max_rank] */
     const uint16_t *synthesis; /* [layer][max_rank][width] */
     const float *mean;         /* [position class][layer][width] */
     const int32_t *ranks;      /* [position class][layer], multiples of 32 */
@@ -57,20 +62,7 @@ typedef struct {
     float shrink;      /* how much nearer to zero a symbol is reconstructed */
 } kv_predictor;
 
-/* Frequencies of 2**15 per class; symbols are ordered 0, 1, -1, 2, -2, ..., escape. */
-typedef struct {
-    const uint8_t *classes;  /* [position class][layer][max_rank] */
-    const int32_t *counts;   /* symbols of a class, the escape included */
-    const uint32_t *starts;  /* [class][257]: cumulative frequencies */
-    const uint8_t *hints;    /* [class][128]: the symbol that holds slot 256 * i */
-} kv_tables;
-
 #define SINKS 4
-#define TABLE_STRIDE 257
-#define HINTS 128
-#define PROBABILITY_BITS 15
-#define STATES 4
-#define LOWEST_STATE (1ull << 31)
 
 /* 0: the first token; 1: the next three; 2: all others, but 3, 4, ...: those in the bands at the request's end. */
 static inline int64_t position_class(const kv_predictor *c, int64_t token) {
@@ -94,69 +86,9 @@ static int64_t count_symbols(const kv_predictor *c, int64_t layer, int64_t start
     return count;
 }
 
-static int64_t largest_rank(const kv_predictor *c, int64_t layer, int64_t start, int64_t stop) {
-    int64_t largest = 0;
-    for (int64_t t = start; t < stop; t++) {
-        int64_t rank = token_rank(c, layer, t);
-        largest = rank > largest ? rank : largest;
-    }
-    return largest;
-}
-
-static inline uint32_t bits_of(float x) {
-    uint32_t u;
-    memcpy(&u, &x, 4);
-    return u;
-}
-
-static inline float float_of(uint32_t u) {
-    float x;
-    memcpy(&x, &u, 4);
-    return x;
-}
-
-static inline int64_t element_bytes(int64_t dtype) { return dtype == FLOAT32 ? 4 : 2; }
-
 static inline char *row_of(int64_t address, int64_t stride, const kv_layers *p, int64_t token) {
     int64_t row = p->index ? p->index[token] : token;
     return (char *)(intptr_t)address + row * stride * element_bytes(p->dtype);
-}
-
-/* Converts n elements and returns the largest magnitude's bits: infinities and NaNs exceed every finite limit. */
-static uint32_t load(const char *source, int64_t dtype, int64_t n, float *restrict out) {
-    uint32_t peak = 0;
-    if (dtype == BFLOAT16) {
-        const uint16_t *x = (const uint16_t *)source;
-        for (int64_t i = 0; i < n; i++) out[i] = float_of((uint32_t)x[i] << 16);
-    } else if (dtype == FLOAT16) {
-        const _Float16 *x = (const _Float16 *)source;
-        for (int64_t i = 0; i < n; i++) out[i] = (float)x[i];
-    } else {
-        memcpy(out, source, (size_t)n * 4);
-    }
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t u = bits_of(out[i]) & 0x7fffffffu;
-        peak = u > peak ? u : peak;
-    }
-    return peak;
-}
-
-static void store(const float *restrict x, int64_t dtype, int64_t n, char *target) {
-    if (dtype == BFLOAT16) {
-        uint16_t *out = (uint16_t *)target;
-        for (int64_t i = 0; i < n; i++) {
-            uint32_t u = bits_of(x[i]);
-            out[i] = (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-        }
-    } else if (dtype == FLOAT16) {
-        _Float16 *out = (_Float16 *)target;
-        for (int64_t i = 0; i < n; i++) {
-            float y = x[i] < -65504.0f ? -65504.0f : x[i];
-            out[i] = (_Float16)(y > 65504.0f ? 65504.0f : y);
-        }
-    } else {
-        memcpy(target, x, (size_t)n * 4);
-    }
 }
 
 /* Rotates every head by its position's angle: direction 1 applies RoPE, -1 undoes it. Halves are paired. */
@@ -178,96 +110,179 @@ static void rotate(
 static inline vector first_half(word_lanes words) { return (vector)(words << 16); }
 static inline vector second_half(word_lanes words) { return (vector)(words & 0xffff0000u); }
 
+/* A product of int16 matrices, summed over sources; sums fit into int32 because whoever made the numbers saw to it. */
+typedef struct {
+    const int16_t *inputs[MOST_DEPTH]; /* [tokens][depth], of each source */
+    int64_t sources, depth;
+    const int16_t *weights; /* of each source: panels [columns / 32][depth / 2][32][2] */
+    int64_t source_stride;
+} kv_product;
+
+#ifdef __AVX512VNNI__
+/* As an instruction: from the intrinsic GCC 12 makes two copies of every total in every turn. */
+static inline __attribute__((always_inline)) void add_products(__m512i *total, __m512i x, __m512i y) {
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(*total) : "v"(x), "v"(y));
+}
+#endif
+
+/* 32 columns of a few tokens from token `t` on; `panel` numbers the columns. */
 static inline __attribute__((always_inline)) void multiply_tile(
-    const int rows, const float *restrict x, int64_t x_stride, const uint16_t *restrict panel, int64_t depth,
-    float *restrict out, int64_t out_stride, int accumulate) {
-    vector sums[TOKEN_TILE][2];
-#pragma GCC unroll 12
-    for (int r = 0; r < rows; r++) {
-        sums[r][0] = accumulate ? *(vector *)(out + r * out_stride) : (vector){0};
-        sums[r][1] = accumulate ? *(vector *)(out + r * out_stride + LANES) : (vector){0};
-    }
-    for (int64_t k = 0; k < depth; k++) {
-        word_lanes words = *(const word_lanes *)(panel + k * PANEL);
-        vector low = first_half(words), high = second_half(words);
-#pragma GCC unroll 12
-        for (int r = 0; r < rows; r++) {
-            float factor = x[r * x_stride + k];
-            sums[r][0] += factor * low;
-            sums[r][1] += factor * high;
+    const int rows, const kv_product *p, int64_t t, int64_t panel, float sums[TOKEN_TILE][PANEL]) {
+#ifdef __AVX512VNNI__
+    __m512i totals[TOKEN_TILE][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) totals[r][0] = totals[r][1] = _mm512_setzero_si512();
+    for (int64_t s = 0; s < p->sources; s++) {
+        const int16_t *x = p->inputs[s] + t * p->depth;
+        const int16_t *weights = p->weights + s * p->source_stride + panel * p->depth * PANEL;
+        for (int64_t k = 0; k < p->depth; k += PAIR, weights += PANEL * PAIR) {
+            __m512i first = _mm512_loadu_si512(weights), second = _mm512_loadu_si512(weights + LANES * PAIR);
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) {
+                int32_t pair;
+                memcpy(&pair, x + r * p->depth + k, sizeof pair);
+                __m512i factors = _mm512_set1_epi32(pair);
+                add_products(&totals[r][0], factors, first);
+                add_products(&totals[r][1], factors, second);
+            }
         }
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
-        *(vector *)(out + r * out_stride) = sums[r][0];
-        *(vector *)(out + r * out_stride + LANES) = sums[r][1];
+        _mm512_storeu_ps(sums[r], _mm512_cvtepi32_ps(totals[r][0]));
+        _mm512_storeu_ps(sums[r] + LANES, _mm512_cvtepi32_ps(totals[r][1]));
+    }
+#else
+    int32_t totals[TOKEN_TILE][PANEL] = {{0}};
+    for (int64_t s = 0; s < p->sources; s++) {
+        const int16_t *weights = p->weights + s * p->source_stride + panel * p->depth * PANEL;
+        for (int64_t k = 0; k < p->depth; k += PAIR, weights += PANEL * PAIR)
+            for (int r = 0; r < rows; r++) {
+                const int16_t *x = p->inputs[s] + (t + r) * p->depth + k;
+                for (int i = 0; i < PANEL; i++)
+                    totals[r][i] += x[0] * weights[i * PAIR] + x[1] * weights[i * PAIR + 1];
+            }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < PANEL; i++) sums[r][i] = (float)totals[r][i];
+#endif
+}
+
+/* n numbers, a multiple of 16, times their scales: rounded, within -largest .. largest. */
+static inline void to_integers(
+    const float *restrict x, const float *restrict scales, float largest, int64_t n, int16_t *restrict out) {
+    for (int64_t i = 0; i < n; i++) {
+        float y = x[i] * scales[i];
+        y = y > largest ? largest : y;
+        y = y < -largest ? -largest : y;
+        out[i] = (int16_t)(int32_t)__builtin_rintf(y);
     }
 }
 
-/* out [tokens][columns] (+)= x [tokens][depth] times panels [columns / 32][depth][32] */
-static void multiply(
-    const float *x, int64_t x_stride, const uint16_t *panels, int64_t depth, int64_t columns, int64_t tokens,
-    float *out, int64_t out_stride, int accumulate) {
-    for (int64_t column = 0; column < columns; column += PANEL, panels += depth * PANEL) {
-        int64_t t = 0;
-        for (; t + TOKEN_TILE <= tokens; t += TOKEN_TILE)
-            multiply_tile(
-                TOKEN_TILE, x + t * x_stride, x_stride, panels, depth, out + t * out_stride + column, out_stride,
-                accumulate);
-        for (; t + 4 <= tokens; t += 4)
-            multiply_tile(
-                4, x + t * x_stride, x_stride, panels, depth, out + t * out_stride + column, out_stride, accumulate);
-        for (; t < tokens; t++)
-            multiply_tile(
-                1, x + t * x_stride, x_stride, panels, depth, out + t * out_stride + column, out_stride, accumulate);
+/* The same with one scale, which the largest of the numbers sets; returns what a 1 then stands for, or TOO_LARGE. */
+static float to_own_integers(const float *restrict x, float largest, int64_t n, int16_t *restrict out) {
+    uint32_t peak = 0; /* infinities and NaNs exceed every finite limit */
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t u = bits_of(x[i]) & 0x7fffffffu;
+        peak = u > peak ? u : peak;
+    }
+    if (peak >= LARGEST_INPUT_BITS) return TOO_LARGE;
+    float scale = float_of(peak) > 0x1p-96f ? largest / float_of(peak) : 0.0f;
+    for (int64_t i = 0; i < n; i++) out[i] = (int16_t)(int32_t)__builtin_rintf(x[i] * scale);
+    return float_of(peak) / largest;
+}
+
+/* [tokens][out_stride], as floats times their column's scale, or as integers of that. */
+static inline __attribute__((always_inline)) void multiply(
+    const kv_product *p, const float *restrict scales, int64_t columns, int64_t tokens, float *restrict floats,
+    int64_t out_stride, int16_t *restrict integers, float largest) {
+    for (int64_t panel = 0; panel < columns / PANEL; panel++) {
+        const float *restrict scale = scales + panel * PANEL;
+        for (int64_t t = 0, rows; t < tokens; t += rows) {
+            float sums[TOKEN_TILE][PANEL];
+            if (tokens - t >= TOKEN_TILE) {
+                multiply_tile(TOKEN_TILE, p, t, panel, sums);
+                rows = TOKEN_TILE;
+            } else if (tokens - t >= 4) {
+                multiply_tile(4, p, t, panel, sums);
+                rows = 4;
+            } else {
+                multiply_tile(1, p, t, panel, sums);
+                rows = 1;
+            }
+            for (int64_t r = 0; r < rows; r++) {
+                int64_t place = (t + r) * out_stride + panel * PANEL;
+                if (integers)
+                    to_integers(sums[r], scale, largest, PANEL, integers + place);
+                else
+                    for (int i = 0; i < PANEL; i++) floats[place + i] = sums[r][i] * scale[i];
+            }
+        }
     }
 }
 
 /* What one block of tokens needs. */
 typedef struct {
-    float *history; /* [depth + 1][TOKEN_BLOCK][width]: decoded layers without their means; the current one among them */
-    float *input;   /* [TOKEN_BLOCK][width] */
-    float *narrow;  /* [TOKEN_BLOCK][bottleneck] */
+    float *current;      /* [TOKEN_BLOCK][width]: the prediction, then the decoded layer, without its mean */
     float *coefficients; /* [TOKEN_BLOCK][max_rank] */
-    int32_t *places;     /* [max_rank] */
+    float *units;        /* [TOKEN_BLOCK]: what one of a token's residual integers stands for */
+    float *token;        /* [width] */
     float *values;       /* [max_rank] */
+    int32_t *places;     /* [max_rank] */
+    int16_t *history;    /* [depth][TOKEN_BLOCK][width]: decoded layers */
+    int16_t *residual;   /* [TOKEN_BLOCK][width] */
+    int16_t *narrow;     /* [TOKEN_BLOCK][bottleneck] */
 } workspace;
 
 static char *open_workspace(const kv_predictor *c, workspace *w) {
-    int64_t history = (c->depth + 1) * TOKEN_BLOCK * c->width, input = TOKEN_BLOCK * c->width;
-    int64_t narrow = TOKEN_BLOCK * c->bottleneck, coefficients = TOKEN_BLOCK * c->max_rank;
-    char *memory = malloc((size_t)(history + input + narrow + coefficients + 2 * c->max_rank) * 4);
+    int64_t layer = TOKEN_BLOCK * c->width, coefficients = TOKEN_BLOCK * c->max_rank;
+    int64_t words = layer + coefficients + TOKEN_BLOCK + c->width + 2 * c->max_rank;
+    int64_t halves = (c->depth + 1) * layer + TOKEN_BLOCK * c->bottleneck;
+    char *memory = malloc((size_t)(words * 4 + halves * 2));
     if (!memory) return NULL;
-    w->history = (float *)memory;
-    w->input = w->history + history;
-    w->narrow = w->input + input;
-    w->coefficients = w->narrow + narrow;
-    w->values = w->coefficients + coefficients;
+    w->current = (float *)memory;
+    w->coefficients = w->current + layer;
+    w->units = w->coefficients + coefficients;
+    w->token = w->units + TOKEN_BLOCK;
+    w->values = w->token + c->width;
     w->places = (int32_t *)(w->values + c->max_rank);
+    w->history = (int16_t *)(memory + words * 4);
+    w->residual = w->history + c->depth * layer;
+    w->narrow = w->residual + layer;
     return memory;
 }
 
-static inline float *layer_history(const kv_predictor *c, const workspace *w, int64_t layer) {
-    return w->history + (layer % (c->depth + 1)) * TOKEN_BLOCK * c->width;
+static inline int16_t *layer_history(const kv_predictor *c, const workspace *w, int64_t layer) {
+    return w->history + layer % c->depth * TOKEN_BLOCK * c->width;
 }
 
-/* The prediction of a layer from the decoded layers before it, into that layer's place in the history. */
+static void forget(const kv_predictor *c, const workspace *w) {
+    memset(w->history, 0, (size_t)(c->depth * TOKEN_BLOCK * c->width) * 2);
+}
+
+/* The prediction of a layer from the decoded layers before it, into w->current. */
 static void predict(const kv_predictor *c, const workspace *w, int64_t layer, int64_t tokens) {
-    float *current = layer_history(c, w, layer);
-    int64_t first = layer < c->depth ? 0 : layer - c->depth;
-    if (first == layer || c->bottleneck == 0) {
-        memset(current, 0, (size_t)(tokens * c->width) * 4);
+    if (layer == 0 || c->depth == 0 || c->bottleneck == 0) {
+        memset(w->current, 0, (size_t)(tokens * c->width) * 4);
         return;
     }
-    int64_t panel = c->width * c->bottleneck;
-    for (int64_t source = first; source < layer; source++) {
-        const uint16_t *weights = c->narrow + (layer * c->depth + (source - layer + c->depth)) * panel;
-        multiply(
-            layer_history(c, w, source), c->width, weights, c->width, c->bottleneck, tokens, w->narrow, c->bottleneck,
-            source > first);
-    }
+    int64_t panels = c->width * c->bottleneck;
+    kv_product narrow = {
+        .sources = c->depth, .depth = c->width, .weights = c->narrow + layer * c->depth * panels, .source_stride = panels};
+    for (int64_t i = 0; i < c->depth; i++) narrow.inputs[i] = layer_history(c, w, layer + i);
     multiply(
-        w->narrow, c->bottleneck, c->widen + layer * panel, c->bottleneck, c->width, tokens, current, c->width, 0);
+        &narrow, c->narrow_scale + layer * c->bottleneck, c->bottleneck, tokens, NULL,
+        c->bottleneck, w->narrow, c->largest);
+    kv_product widen = {
+        .inputs = {w->narrow}, .sources = 1, .depth = c->bottleneck, .weights = c->widen + layer * panels};
+    multiply(&widen, c->widen_scale + layer * c->width, c->width, tokens, w->current, c->width, NULL, 0);
+}
+
+/* Keeps a token of a decoded layer for predictions. */
+static void remember(const kv_predictor *c, const workspace *w, int64_t layer, int64_t i) {
+    if (c->depth == 0) return;
+    int16_t *history = layer_history(c, w, layer) + i * c->width;
+    to_integers(w->current + i * c->width, c->gain + layer * c->width, c->largest, c->width, history);
 }
 
 /* target [width] += sum of values[i] * rows[places[i]] */
@@ -308,18 +323,29 @@ static void reconstruct(
     const kv_predictor *c, const workspace *w, int64_t layer, const int16_t *restrict symbols, int64_t rank, float step,
     float *restrict target) {
     int64_t count = 0;
-    for (int64_t run = 0; run < rank; run += 4) {
-        uint64_t four;
-        memcpy(&four, symbols + run, sizeof four);
-        if (four == 0) continue; /* most are */
-        for (int64_t j = run; j < run + 4; j++) {
-            int32_t q = symbols[j];
-            float size = (float)(q < 0 ? -q : q) - c->shrink;
-            w->places[count] = (int32_t)j;
-            w->values[count] = q < 0 ? -size * step : size * step;
-            count += q != 0;
-        }
+#ifdef __AVX512BW__
+    const __m512 shrink = _mm512_set1_ps(c->shrink), unit = _mm512_set1_ps(step);
+    __m512i places = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (int64_t run = 0; run < rank; run += LANES) {
+        __m512i q = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)(symbols + run)));
+        __mmask16 coded = _mm512_test_epi32_mask(q, q);
+        __m512 size = _mm512_mul_ps(_mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_abs_epi32(q)), shrink), unit);
+        __mmask16 negative = _mm512_movepi32_mask(q);
+        size = _mm512_mask_sub_ps(size, negative, _mm512_setzero_ps(), size);
+        _mm512_mask_compressstoreu_ps(w->values + count, coded, size);
+        _mm512_mask_compressstoreu_epi32(w->places + count, coded, places);
+        count += __builtin_popcount(coded);
+        places = _mm512_add_epi32(places, _mm512_set1_epi32(LANES));
     }
+#else
+    for (int64_t j = 0; j < rank; j++) {
+        int32_t q = symbols[j];
+        float size = ((float)(q < 0 ? -q : q) - c->shrink) * step;
+        w->places[count] = (int32_t)j;
+        w->values[count] = q < 0 ? -size : size;
+        count += q != 0;
+    }
+#endif
     add_rows(target, c->width, c->synthesis + layer * c->max_rank * c->width, w->places, w->values, count);
 }
 
@@ -337,14 +363,15 @@ int kv_predictive_encode(const kv_layers *p, const kv_predictor *c, int16_t *sym
     for (int64_t start = 0; start < p->tokens && status == DONE; start += TOKEN_BLOCK) {
         int64_t count = p->tokens - start < TOKEN_BLOCK ? p->tokens - start : TOKEN_BLOCK;
         int16_t *layer_symbols = symbols;
+        forget(c, &w);
         for (int64_t layer = 0; layer < c->layers && status == DONE; layer++) {
-            int64_t widest = largest_rank(c, layer, start, start + count);
             int16_t *q_of_token = layer_symbols + count_symbols(c, layer, 0, start);
-            float *current = layer_history(c, &w, layer);
+            int64_t widest = 0;
             predict(c, &w, layer, count);
             for (int64_t i = 0; i < count; i++) {
-                int64_t t = start + i;
-                float *restrict x = w.input + i * c->width;
+                int64_t t = start + i, rank = token_rank(c, layer, t);
+                widest = rank > widest ? rank : widest;
+                float *restrict x = w.token;
                 const char *key = row_of(p->key_addresses[layer], p->key_strides[layer], p, t);
                 const char *value = row_of(p->value_addresses[layer], p->value_strides[layer], p, t);
                 if (load(key, p->dtype, keys, x) >= LARGEST_INPUT_BITS ||
@@ -354,15 +381,19 @@ int kv_predictive_encode(const kv_layers *p, const kv_predictor *c, int16_t *sym
                 for (int64_t k = keys + values; k < c->width; k++) x[k] = 0.0f;
                 const float *restrict mean =
                     c->mean + (position_class(c, t) * c->layers + layer) * c->width;
-                const float *restrict guess = current + i * c->width;
-                for (int64_t k = 0; k < c->width; k++) x[k] = (x[k] - mean[k]) - guess[k];
+                const float *restrict guess = w.current + i * c->width, *restrict weight = c->weight + layer * c->width;
+                for (int64_t k = 0; k < c->width; k++) x[k] = ((x[k] - mean[k]) - guess[k]) * weight[k];
+                w.units[i] = to_own_integers(x, c->largest_input, c->width, w.residual + i * c->width);
+                if (w.units[i] == TOO_LARGE) status = NOT_EXPRESSIBLE;
             }
             if (status != DONE) break;
+            kv_product analysis = {
+                .inputs = {w.residual}, .sources = 1, .depth = c->width,
+                .weights = c->analysis + layer * c->max_rank * c->width};
             multiply(
-                w.input, c->width, c->analysis + layer * c->max_rank * c->width, c->width, widest, count, w.coefficients,
-                c->max_rank, 0);
+                &analysis, c->analysis_scale + layer * c->max_rank, widest, count, w.coefficients, c->max_rank, NULL, 0);
             for (int64_t i = 0; i < count; i++) {
-                float step = token_step(c, start + i), inverse = 1.0f / step;
+                float step = token_step(c, start + i), inverse = w.units[i] / step;
                 float dead_zone = c->dead_zone;
                 uint32_t peak = 0;
                 int64_t rank = token_rank(c, layer, start + i);
@@ -376,7 +407,8 @@ int kv_predictive_encode(const kv_layers *p, const kv_predictor *c, int16_t *sym
                     q[j] = (int16_t)(y[j] < 0 ? -cell : cell);
                 }
                 if (peak >= bits_of(LARGEST_SYMBOL)) status = NOT_EXPRESSIBLE;
-                reconstruct(c, &w, layer, q, rank, step, current + i * c->width);
+                reconstruct(c, &w, layer, q, rank, step, w.current + i * c->width);
+                remember(c, &w, layer, i);
                 q_of_token += rank;
             }
             layer_symbols += count_symbols(c, layer, 0, p->tokens);
@@ -394,14 +426,15 @@ int kv_predictive_decode(const kv_layers *p, const kv_predictor *c, const int16_
     for (int64_t start = 0; start < p->tokens; start += TOKEN_BLOCK) {
         int64_t count = p->tokens - start < TOKEN_BLOCK ? p->tokens - start : TOKEN_BLOCK;
         const int16_t *layer_symbols = symbols;
+        forget(c, &w);
         for (int64_t layer = 0; layer < c->layers; layer++) {
             const int16_t *q_of_token = layer_symbols + count_symbols(c, layer, 0, start);
-            float *current = layer_history(c, &w, layer);
             predict(c, &w, layer, count);
             for (int64_t i = 0; i < count; i++) {
                 int64_t t = start + i, rank = token_rank(c, layer, t);
-                float *restrict decoded = current + i * c->width, *restrict x = w.input;
+                float *restrict decoded = w.current + i * c->width, *restrict x = w.token;
                 reconstruct(c, &w, layer, q_of_token, rank, token_step(c, t), decoded);
+                remember(c, &w, layer, i);
                 q_of_token += rank;
                 const float *restrict mean =
                     c->mean + (position_class(c, t) * c->layers + layer) * c->width;
@@ -415,112 +448,4 @@ int kv_predictive_decode(const kv_layers *p, const kv_predictor *c, const int16_
     }
     free(memory);
     return DONE;
-}
-
-static inline uint32_t symbol_place(int32_t q) { return q > 0 ? 2u * (uint32_t)q - 1u : 2u * (uint32_t)-q; }
-
-static inline int32_t symbol_at(uint32_t place) {
-    int32_t size = (int32_t)((place + 1) / 2);
-    return place & 1 ? size : -size;
-}
-
-/* rANS from the last symbol to the first; words are written backwards from the end of the buffer.
- *
- * Returns the bytes used at the end of `out`, or -1 if the buffer is too small. Symbols are [layer][token][rank]; the
- * state of a symbol is its coefficient's number modulo 4, which is why ranks are multiples of 4. */
-int64_t kv_rans_encode(
-    const kv_predictor *c, const kv_tables *tables, int64_t tokens, const int16_t *symbols, uint8_t *out,
-    int64_t capacity) {
-    uint64_t states[STATES] = {LOWEST_STATE, LOWEST_STATE, LOWEST_STATE, LOWEST_STATE};
-    uint8_t *end = out + capacity, *cursor = end;
-    int64_t total = 0;
-    for (int64_t layer = 0; layer < c->layers; layer++) total += count_symbols(c, layer, 0, tokens);
-    const int16_t *q = symbols + total;
-    for (int64_t layer = c->layers - 1; layer >= 0; layer--) {
-        for (int64_t t = tokens - 1; t >= 0; t--) {
-            int64_t rank = token_rank(c, layer, t);
-            const uint8_t *classes =
-                tables->classes + (position_class(c, t) * c->layers + layer) * c->max_rank;
-            q -= rank;
-            /* At worst two words a symbol. */
-            if (cursor - out < rank * 8 + STATES * 8) return -1;
-            for (int64_t j = rank - 1; j >= 0; j--) {
-                uint64_t x = states[j % STATES];
-                const uint32_t *starts = tables->starts + classes[j] * TABLE_STRIDE;
-                uint32_t place = symbol_place(q[j]), last = (uint32_t)tables->counts[classes[j]] - 1;
-                if (place >= last) {
-                    place = last;
-                    if (x >= 1ull << 47) {
-                        cursor -= 4;
-                        memcpy(cursor, &x, 4);
-                        x >>= 32;
-                    }
-                    x = x << 16 | (uint16_t)q[j];
-                }
-                uint64_t start = starts[place], frequency = starts[place + 1] - start;
-                if (x >= frequency << (31 - PROBABILITY_BITS + 32)) {
-                    cursor -= 4;
-                    memcpy(cursor, &x, 4);
-                    x >>= 32;
-                }
-                states[j % STATES] = (x / frequency << PROBABILITY_BITS) + x % frequency + start;
-            }
-        }
-    }
-    cursor -= sizeof states;
-    memcpy(cursor, states, sizeof states);
-    return end - cursor;
-}
-
-/* Undoes kv_rans_encode; DAMAGED if the bytes do not end where the symbols do. */
-int kv_rans_decode(
-    const kv_predictor *c, const kv_tables *tables, int64_t tokens, const uint8_t *coded, int64_t size,
-    int16_t *symbols) {
-    uint64_t states[STATES];
-    if (size < (int64_t)sizeof states || size % 4) return DAMAGED;
-    memcpy(states, coded, sizeof states);
-    const uint8_t *cursor = coded + sizeof states, *end = coded + size;
-    int16_t *q = symbols;
-    for (int64_t layer = 0; layer < c->layers; layer++) {
-        for (int64_t t = 0, rank; t < tokens; t++, q += rank) {
-            rank = token_rank(c, layer, t);
-            const uint8_t *classes =
-                tables->classes + (position_class(c, t) * c->layers + layer) * c->max_rank;
-            for (int64_t j = 0; j < rank; j++) {
-                uint64_t x = states[j % STATES];
-                const uint32_t *starts = tables->starts + classes[j] * TABLE_STRIDE;
-                uint32_t slot = (uint32_t)x & ((1u << PROBABILITY_BITS) - 1);
-                uint32_t place = 0;
-                if (slot >= starts[1]) {
-                    place = tables->hints[classes[j] * HINTS + (slot >> 8)];
-                    while (slot >= starts[place + 1]) place++;
-                }
-                x = (uint64_t)(starts[place + 1] - starts[place]) * (x >> PROBABILITY_BITS) + slot - starts[place];
-                if (x < LOWEST_STATE) {
-                    if (cursor == end) return DAMAGED;
-                    uint32_t word;
-                    memcpy(&word, cursor, 4);
-                    cursor += 4;
-                    x = x << 32 | word;
-                }
-                int32_t value = symbol_at(place);
-                if (place == (uint32_t)tables->counts[classes[j]] - 1) {
-                    value = (int16_t)(uint16_t)x;
-                    x >>= 16;
-                    if (x < LOWEST_STATE) {
-                        if (cursor == end) return DAMAGED;
-                        uint32_t word;
-                        memcpy(&word, cursor, 4);
-                        cursor += 4;
-                        x = x << 32 | word;
-                    }
-                }
-                states[j % STATES] = x;
-                q[j] = (int16_t)value;
-            }
-        }
-    }
-    for (int i = 0; i < STATES; i++)
-        if (states[i] != LOWEST_STATE) return DAMAGED;
-    return cursor == end ? DONE : DAMAGED;
 }

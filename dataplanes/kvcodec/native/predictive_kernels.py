@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -14,21 +15,19 @@ from dataplanes.kvcodec.native.library import (
     LayersStruct,
     PredictorStruct,
     Status,
-    TablesStruct,
     load_predictive_library,
 )
+from dataplanes.kvcodec.native.rans_kernels import RansCoder, RansTables
 from dataplanes.kvcodec.predictive.artefact import GRANULE, PredictiveArtefact
 from dataplanes.kvcodec.predictive.place import Place, position_classes
+from dataplanes.kvcodec.predictive.predictor import column_units, largest_factor
 from dataplanes.kvcodec.predictive.rotary import angles
-from dataplanes.kvcodec.predictive.tables import PROBABILITY_TOTAL, table_sizes
 
 Bytes = NDArray[np.uint8]
 Symbols = NDArray[np.int16]
 
 _DTYPES = {KVDtype.BFLOAT16: 0, KVDtype.FLOAT16: 1, KVDtype.FLOAT32: 2}
-_HINTS = 128
-_STATE_BYTES = 32
-_WORST_SYMBOL_BYTES = 8
+_PAIR = 2
 
 
 class PackedArtefact:
@@ -40,20 +39,24 @@ class PackedArtefact:
 
     def __init__(self, artefact: PredictiveArtefact) -> None:
         self.artefact = artefact
-        self.narrow = _panels(artefact.narrow)
-        self.widen = _panels(artefact.widen)
-        self.analysis = _panels(artefact.analysis)
+        self.gain = artefact.gain.contiguous()
+        self.narrow = _integer_panels(artefact.narrow)
+        self.narrow_scale = artefact.narrow_scale.contiguous()
+        self.widen = _integer_panels(artefact.widen)
+        self.widen_scale = artefact.widen_scale.contiguous()
+        analysis = artefact.analysis.float()
+        self.largest_input = largest_factor(artefact.width)
+        # Weighted like this, all elements' rounding errors weigh alike.
+        self.weight = analysis.norm(dim=2).contiguous()
+        weighted = analysis / torch.where(self.weight > 0, self.weight, 1)[..., None]
+        scale = column_units(weighted, self.largest_input)
+        self.analysis = _integer_panels((weighted / scale).round().to(torch.int16))
+        self.analysis_scale = scale.squeeze(1).contiguous()
         self.synthesis = _interleaved(artefact.synthesis)
         self.mean = artefact.mean.contiguous()
         self.bands = np.array(artefact.bands, np.int64)
         self.refinements = np.array(artefact.refinements, np.float32)
-        frequencies = artefact.frequencies.numpy()
-        self.counts = np.ascontiguousarray(table_sizes(frequencies))
-        # What follows an escape is never looked at; the last sum bounds every search.
-        self.starts = np.zeros((len(frequencies), frequencies.shape[1] + 1), np.uint32)
-        self.starts[:, 1:] = frequencies.cumsum(1)
-        slots = np.arange(_HINTS) * (PROBABILITY_TOTAL // _HINTS)
-        self.hints = np.stack([np.searchsorted(row[1:], slots, side="right") for row in self.starts]).astype(np.uint8)
+        self.tables = RansTables(artefact.frequencies.numpy())
 
 
 class PredictiveKernel:
@@ -69,23 +72,14 @@ class PredictiveKernel:
         index = artefact.steps.index(step)
         self._packed = packed
         self._step = step
-        self._classes = artefact.classes[index].contiguous()
         self._ranks = artefact.ranks[index].contiguous()
-        self._class_symbols = self._ranks.sum(1)
-        self._tables = TablesStruct(
-            classes=self._classes.data_ptr(),
-            counts=packed.counts.ctypes.data,
-            starts=packed.starts.ctypes.data,
-            hints=packed.hints.ctypes.data,
+        self._coder = RansCoder(
+            packed.tables, self._ranks.flatten().numpy(), artefact.classes[index].flatten(0, 1).numpy()
         )
-
-    def symbol_count(self, place: Place, tokens: int) -> int:
-        """Symbols of a chunk."""
-        return int(self._class_symbols[position_classes(place, tokens, self._packed.artefact.bands)].sum())
 
     def quantise(self, chunk: JointPlanes, place: Place) -> Symbols | None:
         """Symbols `[layer][token][rank of both]`, flat; None if a value cannot be expressed."""
-        symbols = np.empty(self.symbol_count(place, chunk.tokens), np.int16)
+        symbols = np.empty(self._coder.symbol_count(self._kinds(place, chunk.tokens)), np.int16)
         with self._predictor(place, chunk.tokens) as predictor:
             status = Status(
                 _library().kv_predictive_encode(
@@ -108,36 +102,18 @@ class PredictiveKernel:
 
     def code(self, symbols: Symbols, tokens: int, place: Place) -> Bytes:
         """The entropy-coded bytes of symbols."""
-        # The kernel wants room for the worst layer of a token before it starts on it.
-        room = self._packed.artefact.width + symbols.size
-        out = np.empty(2 * _STATE_BYTES + room * _WORST_SYMBOL_BYTES, np.uint8)
-        with self._predictor(place, 0) as predictor:
-            size = _library().kv_rans_encode(
-                ctypes.byref(predictor),
-                ctypes.byref(self._tables),
-                tokens,
-                symbols.ctypes.data,
-                out.ctypes.data,
-                out.size,
-            )
-        assert size >= 0, "the worst case was too small"
-        return out[out.size - size :]
+        return self._coder.encode(symbols, self._kinds(place, tokens))
 
     def uncode(self, coded: Bytes, tokens: int, place: Place) -> Symbols | None:
         """Undo `code`; None if the bytes are not what it makes."""
-        symbols = np.empty(self.symbol_count(place, tokens), np.int16)
-        with self._predictor(place, 0) as predictor:
-            status = Status(
-                _library().kv_rans_decode(
-                    ctypes.byref(predictor),
-                    ctypes.byref(self._tables),
-                    tokens,
-                    coded.ctypes.data,
-                    coded.size,
-                    symbols.ctypes.data,
-                )
-            )
-        return symbols if status is Status.DONE else None
+        return self._coder.decode(coded, self._kinds(place, tokens))
+
+    def _kinds(self, place: Place, tokens: int) -> NDArray[np.int32]:
+        """Of each row of symbols, `[layer * tokens]`: its position class and layer."""
+        artefact = self._packed.artefact
+        classes = np.asarray(position_classes(place, tokens, artefact.bands), np.int32)
+        layers = np.arange(artefact.layers, dtype=np.int32)
+        return np.ascontiguousarray((classes[None, :] * artefact.layers + layers[:, None]).ravel())
 
     def _predictor(self, place: Place, tokens: int) -> _Predictor:
         return _Predictor(self._packed, self._ranks, self._step, place, tokens)
@@ -184,9 +160,16 @@ class _Predictor:
             max_rank=artefact.analysis.shape[-1],
             depth=artefact.depth,
             bottleneck=artefact.widen.shape[1],
+            largest=artefact.largest,
+            gain=packed.gain.data_ptr(),
             narrow=packed.narrow.data_ptr(),
+            narrow_scale=packed.narrow_scale.data_ptr(),
             widen=packed.widen.data_ptr(),
+            widen_scale=packed.widen_scale.data_ptr(),
+            largest_input=packed.largest_input,
+            weight=packed.weight.data_ptr(),
             analysis=packed.analysis.data_ptr(),
+            analysis_scale=packed.analysis_scale.data_ptr(),
             synthesis=packed.synthesis.data_ptr(),
             mean=packed.mean.data_ptr(),
             ranks=ranks.data_ptr(),
@@ -210,10 +193,11 @@ class _Predictor:
         """Nothing: the block keeps the arrays alive."""
 
 
-def _panels(weights: Tensor) -> Tensor:
-    """`[..., depth, columns]` -> `[..., columns / 32, depth, 32]`, each run of 32 interleaved."""
-    split = _interleaved(weights).view(*weights.shape[:-1], weights.shape[-1] // GRANULE, GRANULE)
-    return split.transpose(-2, -3).contiguous()
+def _integer_panels(weights: Tensor) -> Tensor:
+    """`[..., depth, columns]` -> `[..., columns / 32, depth / 2, 32, 2]`."""
+    *lead, depth, columns = weights.shape
+    split = weights.view(*lead, depth // _PAIR, _PAIR, columns // GRANULE, GRANULE)
+    return split.movedim((-2, -4, -1, -3), (-4, -3, -2, -1)).contiguous()
 
 
 def _interleaved(weights: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -18,13 +18,17 @@ from torch import Tensor
 from dataplanes.kvcodec.errors import CodecError
 from dataplanes.kvcodec.layout import KVLayout, PlaneRole
 from dataplanes.kvcodec.predictive.place import ORDINARY
+from dataplanes.kvcodec.predictive.predictor import largest_factor
 from dataplanes.kvcodec.predictive.tables import CLASSES, PROBABILITY_TOTAL, TABLE_SYMBOLS
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 GRANULE: Final = 32
 """Widths, ranks and bottlenecks are multiples of this: columns of a panel of weights."""
 
 FILE_SUFFIX: Final = ".safetensors"
+MOST_DEPTH: Final = 8
+"""The most layers that a prediction may see."""
+
 _ID_DIGITS: Final = 16
 _METADATA_KEY: Final = "controld"
 
@@ -63,11 +67,16 @@ class PredictiveArtefact:
         dead_zone: added before rounding down; 0.5 is plain rounding.
         shrink: how much nearer to zero a symbol is reconstructed, in steps.
         mean: float32 `[C, L, W]`, by position class.
-        narrow, widen: bfloat16 `[L, P, W, B]` and `[L, B, W]`: the prediction from previous layers less their means.
+        gain: float32 `[L, W]`: a decoded layer less its mean, times this, rounded and kept within `largest`, is what
+            predictions see.
+        narrow, narrow_scale: int16 `[L, P, W, B]`, oldest layer first, and float32 `[L, B]`: sums of products, times
+            the scale, rounded and kept within `largest`, are the bottleneck.
+        widen, widen_scale: int16 `[L, B, W]` and float32 `[L, W]`: sums of products with the bottleneck, times the
+            scale, are the prediction.
         analysis, synthesis: bfloat16 `[L, W, R]` and `[L, R, W]`.
         classes: uint8 `[S, C, L, R]`: the coder table of each coefficient.
         ranks: int32 `[S, C, L]`: coefficients that are coded at all.
-        frequencies: int32 `[classes, 256]`: of each table's symbols, summing to 2**15; zero beyond its symbols.
+        frequencies: int32 `[classes, 256]`: of each table's symbols, summing to 2**12; zero beyond its symbols.
 
     Raises:
         ArtefactError: shapes, dtypes or values do not fit together.
@@ -86,8 +95,11 @@ class PredictiveArtefact:
     dead_zone: float
     shrink: float
     mean: Tensor
+    gain: Tensor
     narrow: Tensor
+    narrow_scale: Tensor
     widen: Tensor
+    widen_scale: Tensor
     analysis: Tensor
     synthesis: Tensor
     classes: Tensor
@@ -98,8 +110,11 @@ class PredictiveArtefact:
         width, rank, bottleneck = self.width, self.analysis.shape[-1], self.widen.shape[1]
         wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "mean": ((self.position_classes, self.layers, width), torch.float32),
-            "narrow": ((self.layers, self.depth, width, bottleneck), torch.bfloat16),
-            "widen": ((self.layers, bottleneck, width), torch.bfloat16),
+            "gain": ((self.layers, width), torch.float32),
+            "narrow": ((self.layers, self.depth, width, bottleneck), torch.int16),
+            "narrow_scale": ((self.layers, bottleneck), torch.float32),
+            "widen": ((self.layers, bottleneck, width), torch.int16),
+            "widen_scale": ((self.layers, width), torch.float32),
             "analysis": ((self.layers, width, rank), torch.bfloat16),
             "synthesis": ((self.layers, rank, width), torch.bfloat16),
             "classes": ((len(self.steps), self.position_classes, self.layers, rank), torch.uint8),
@@ -112,6 +127,10 @@ class PredictiveArtefact:
                 raise _invalid(name, f"{tensor.dtype} {tuple(tensor.shape)} where {dtype} {shape} belongs")
             if dtype.is_floating_point and not bool(tensor.isfinite().all()):
                 raise _invalid(name, "not finite")
+        if any(int(x.abs().max()) > self.largest for x in (self.narrow, self.widen) if x.numel()):
+            raise _invalid("narrow", f"integers beyond {self.largest:.0f}")
+        if self.depth > MOST_DEPTH:
+            raise _invalid("narrow", f"{self.depth} layers to predict from, at most {MOST_DEPTH}")
         if rank % GRANULE or bottleneck % GRANULE:
             raise _invalid("analysis", f"rank {rank} or bottleneck {bottleneck} is no multiple of {GRANULE}")
         if list(self.steps) != sorted(set(self.steps)) or not self.steps or not self.steps[0] > 0:
@@ -145,6 +164,11 @@ class PredictiveArtefact:
     def depth(self) -> int:
         """Previous layers that a prediction sees."""
         return int(self.narrow.shape[1])
+
+    @property
+    def largest(self) -> float:
+        """Of the integers of predictions: sums of their products fit into 32 bits."""
+        return largest_factor(max(self.depth * self.width, self.widen.shape[1]))
 
     @cached_property
     def artefact_id(self) -> str:
@@ -192,7 +216,7 @@ class PredictiveArtefact:
             with safe_open(path, framework="pt") as file:
                 metadata = json.loads((file.metadata() or {})[_METADATA_KEY])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            artefact = cls(**_fields(metadata), **tensors)
+            artefact = cls(**_described(metadata), **tensors)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ArtefactError(f"{path} is no codec artefact: {error!r}", code="codec.artefact_damaged") from error
         if artefact.artefact_id != path.stem:
@@ -204,8 +228,8 @@ class PredictiveArtefact:
         return artefact
 
     def _tensors(self) -> dict[str, Tensor]:
-        names = ("mean", "narrow", "widen", "analysis", "synthesis", "classes", "ranks", "frequencies")
-        return {name: getattr(self, name).contiguous() for name in names}
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value.contiguous() for name, value in tensors.items() if isinstance(value, Tensor)}
 
     def _description(self) -> dict[str, Any]:
         return {
@@ -242,15 +266,14 @@ def find_predictive(artefacts: Mapping[str, object], artefact_id: str) -> Predic
     return artefact
 
 
-def _fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    fields = dict(metadata)
-    if fields.pop("format") != FORMAT:
+def _described(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    described = dict(metadata)
+    if described.pop("format") != FORMAT:
         raise ValueError("another format version")
-    fields["rotary"] = Rotary(fields.pop("rotary_theta"), fields.pop("rotary_dim"))
-    fields["texts"] = tuple(fields["texts"])
-    for name in ("steps", "bands", "refinements"):
-        fields[name] = tuple(fields[name])
-    return fields
+    described["rotary"] = Rotary(described.pop("rotary_theta"), described.pop("rotary_dim"))
+    for name in ("texts", "steps", "bands", "refinements"):
+        described[name] = tuple(described[name])
+    return described
 
 
 def _canonical(description: Mapping[str, Any]) -> bytes:

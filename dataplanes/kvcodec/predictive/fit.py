@@ -17,6 +17,13 @@ from torch import Tensor
 from dataplanes.kvcodec.errors import CodecError
 from dataplanes.kvcodec.predictive.artefact import GRANULE, PredictiveArtefact, Rotary
 from dataplanes.kvcodec.predictive.place import ORDINARY
+from dataplanes.kvcodec.predictive.predictor import (
+    IntegerPredictor,
+    fit_predictor,
+    integer_gain,
+    largest_factor,
+    to_integers,
+)
 from dataplanes.kvcodec.predictive.reference import ReferencePredictor
 from dataplanes.kvcodec.predictive.tables import (
     CLASSES,
@@ -117,28 +124,31 @@ def fit_artefact(
         mean[kind, :, :channels] = data.joint[:, rows].float().mean(1) if bool(rows.any()) else 0.0
     ordinary = data.positions == ORDINARY
     bottleneck = settings.bottleneck if settings.depth else 0
-    narrow = torch.zeros(layers, settings.depth, width, bottleneck, dtype=torch.bfloat16)
-    widen = torch.zeros(layers, bottleneck, width, dtype=torch.bfloat16)
+    gain = torch.zeros(layers, width)
+    largest = largest_factor(max(settings.depth * width, bottleneck))
+    predictors = [IntegerPredictor.none(settings.depth * width, bottleneck, width)] * layers
     analysis = torch.zeros(layers, width, width, dtype=torch.bfloat16)
     synthesis = torch.zeros(layers, width, width, dtype=torch.bfloat16)
-    history: list[Tensor] = []
+    seen, units = torch.zeros(int(ordinary.sum()), settings.depth, width), torch.zeros(settings.depth, width)
     for layer in range(layers):
         progress("fitting layers", layer, layers)
         x = data.joint[layer, ordinary].float() - mean[ORDINARY, layer, :channels]
         root, inverse_root = square_roots(metric[layer])
         guess = torch.zeros_like(x)
-        sources = list(range(max(0, layer - settings.depth), layer))
-        if sources and bottleneck:
-            inputs = torch.cat([history[source] for source in sources], dim=1)
-            down, up = reduced_rank_regression(inputs, x, root, inverse_root, bottleneck, settings.ridge)
-            for index, source in enumerate(sources):
-                part = down[index * channels : (index + 1) * channels]
-                narrow[layer, source - layer + settings.depth, :channels] = part.to(torch.bfloat16)
-            widen[layer, :, :channels] = up.to(torch.bfloat16)
-            rounded = torch.cat(
-                [narrow[layer, source - layer + settings.depth, :channels].float() for source in sources]
+        if layer and bottleneck:
+            inputs = seen.flatten(1)
+            fitted = fit_predictor(
+                inputs,
+                units.flatten(),
+                x,
+                root,
+                inverse_root,
+                bottleneck=bottleneck,
+                ridge=settings.ridge,
+                largest=largest,
             )
-            guess = (inputs @ rounded) @ widen[layer, :, :channels].float()
+            predictors[layer] = fitted.padded(width)
+            guess = fitted.predict(inputs)
         residual = x - guess
         forward, backward = weighted_transform(residual, root, inverse_root)
         analysis[layer, :channels, :channels] = forward.to(torch.bfloat16)
@@ -147,9 +157,12 @@ def fit_artefact(
         coefficients = residual @ forward / settings.reference_step
         cells = torch.copysign((coefficients.abs() + settings.dead_zone).floor(), coefficients)
         values = (cells - settings.shrink * cells.sign()) * settings.reference_step
-        history.append(guess + values @ backward)
-        if len(history) > settings.depth:
-            history[layer - settings.depth] = torch.empty(0)
+        decoded = guess + values @ backward
+        gain[layer, :channels] = integer_gain(decoded, largest)
+        if settings.depth:
+            seen, units = seen.roll(-1, dims=1), units.roll(-1, dims=0)
+            units[-1, :channels] = 1 / gain[layer, :channels]
+            seen[:, -1, :channels] = to_integers(decoded, gain[layer, :channels], largest)
     untabled = PredictiveArtefact(
         model_fingerprint=data.model_fingerprint,
         texts=data.texts,
@@ -164,8 +177,11 @@ def fit_artefact(
         dead_zone=settings.dead_zone,
         shrink=settings.shrink,
         mean=mean,
-        narrow=narrow,
-        widen=widen,
+        gain=gain,
+        narrow=torch.stack([one.narrow for one in predictors]).view(layers, settings.depth, width, bottleneck),
+        narrow_scale=torch.stack([one.narrow_scale for one in predictors]),
+        widen=torch.stack([one.widen for one in predictors]),
+        widen_scale=torch.stack([one.widen_scale for one in predictors]),
         analysis=analysis,
         synthesis=synthesis,
         classes=torch.zeros(len(settings.steps), kinds, layers, width, dtype=torch.uint8),
@@ -202,28 +218,6 @@ def square_roots(metric: Tensor) -> tuple[Tensor, Tensor]:
     root = (vectors * values.sqrt()) @ vectors.mT
     inverse = (vectors / values.sqrt()) @ vectors.mT
     return root.float(), inverse.float()
-
-
-def reduced_rank_regression(
-    inputs: Tensor, outputs: Tensor, root: Tensor, inverse_root: Tensor, rank: int, ridge: float
-) -> tuple[Tensor, Tensor]:
-    """Ridge regression whose matrix has at most `rank` (Izenman, 1975), errors weighted by the metric.
-
-    Returns:
-        `[inputs, rank]` and `[rank, outputs]`; zero beyond what the outputs have.
-    """
-    gram = (inputs.T @ inputs).double()
-    gram.diagonal().add_(ridge * float(gram.diagonal().mean()))
-    full = torch.linalg.solve(gram, (inputs.T @ outputs).double())
-    weighted = full @ root.double()
-    predicted = weighted.mT @ (gram @ weighted)
-    _, directions = torch.linalg.eigh((predicted + predicted.mT) / 2)
-    kept = directions.flip(1)[:, :rank]
-    down, up = weighted @ kept, kept.mT @ inverse_root.double()
-    missing = rank - kept.shape[1]
-    down = torch.nn.functional.pad(down, (0, missing))
-    up = torch.nn.functional.pad(up, (0, 0, 0, missing))
-    return down.float(), up.float()
 
 
 def weighted_transform(residual: Tensor, root: Tensor, inverse_root: Tensor) -> tuple[Tensor, Tensor]:

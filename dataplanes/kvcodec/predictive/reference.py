@@ -1,7 +1,7 @@
 """The codec in torch, on any device: what the native kernels do, one layer after another.
 
-Sums run in another order than in the kernels, so that a coefficient on the border of two cells may fall into the other
-one; either side decodes the other's symbols to the same values within float32 rounding.
+Its sums are of float32 where the kernels' are of integers, so that a coefficient on the border of two cells may fall
+into the other one; either side decodes the other's symbols to nearly the same values.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dataplanes.kvcodec.predictive.artefact import PredictiveArtefact
+from dataplanes.kvcodec.predictive.predictor import IntegerPredictor, to_integers
 
 LARGEST_SYMBOL = 32000
 
@@ -43,7 +44,10 @@ class ReferencePredictor:
         self._artefact = artefact
         self._step = step
         self._ranks = artefact.ranks[artefact.steps.index(step)]
-        self._narrow, self._widen = artefact.narrow.float(), artefact.widen.float()
+        self._predictors = [
+            IntegerPredictor(artefact.narrow[layer].flatten(0, 1), *parts, artefact.largest)
+            for layer, parts in enumerate(zip(artefact.narrow_scale, artefact.widen, artefact.widen_scale, strict=True))
+        ]
         self._analysis, self._synthesis = artefact.analysis.float(), artefact.synthesis.float()
 
     def quantise(self, joint: Tensor, classes: Tensor, *, with_bound: bool = False) -> Quantised | None:
@@ -98,12 +102,18 @@ class ReferencePredictor:
         return (cells - self._artefact.shrink * cells.sign()) * steps
 
     def _predict(self, layer: int, history: list[Tensor], like: Tensor) -> Tensor:
-        depth = self._artefact.depth
-        guess = torch.zeros_like(like[layer])
-        for source in range(max(0, layer - depth), layer):
-            narrowed = history[source] @ self._narrow[layer, source - layer + depth]
-            guess = guess + narrowed @ self._widen[layer]
-        return guess
+        """float32 `[tokens, W]` from the decoded layers; before the first one they were zero."""
+        artefact = self._artefact
+        if not layer or not artefact.narrow.numel():
+            return torch.zeros_like(like[layer])
+        sources = range(layer - artefact.depth, layer)
+        seen = [
+            to_integers(history[source], artefact.gain[source], artefact.largest)
+            if source >= 0
+            else torch.zeros_like(like[layer])
+            for source in sources
+        ]
+        return self._predictors[layer].predict(torch.cat(seen, dim=1))
 
     def _by_token(self, classes: Tensor) -> tuple[Tensor, Tensor]:
         """Means `[L, tokens, W]` and steps `[tokens, 1]`."""

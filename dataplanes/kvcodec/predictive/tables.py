@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 CLASSES: Final = 64
-PROBABILITY_BITS: Final = 15
+PROBABILITY_BITS: Final = 12
 PROBABILITY_TOTAL: Final = 1 << PROBABILITY_BITS
 TABLE_SYMBOLS: Final = 256
 """The most symbols of a table, its escape included."""
@@ -24,7 +24,7 @@ _PER_OCTAVE: Final = 4
 _OFFSET: Final = 36
 _FLOOR: Final = 0.002
 _PRIOR_WEIGHT: Final = 2000.0
-_RAREST: Final = 2.0**-13
+_RAREST: Final = 2.0**-12
 
 
 def scale_class(mean_magnitude: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def frequency_tables(counts: NDArray[np.int64]) -> NDArray[np.int32]:
         counts: `[classes, 256]` by place; the last place collects everything beyond.
 
     Returns:
-        `[classes, 256]`: each row sums to 2**15. A row's symbols are a prefix; its last one is the escape, and every
+        `[classes, 256]`: each row sums to 2**12. A row's symbols are a prefix; its last one is the escape, and every
         symbol of the prefix has at least 1.
     """
     tables = np.zeros((CLASSES, TABLE_SYMBOLS), np.int32)
@@ -82,7 +82,9 @@ def _geometric(mean_magnitude: float) -> NDArray[np.float64]:
 
 
 def _integers(shares: NDArray[np.float64]) -> NDArray[np.int32]:
-    """At least 1 each, summing to 2**15; the commonest symbol takes what rounding leaves."""
+    """At least 1 each, summing to 2**12; the commonest symbols take what rounding leaves."""
     row = np.maximum(np.rint(shares * PROBABILITY_TOTAL), 1).astype(np.int32)
-    row[row.argmax()] += PROBABILITY_TOTAL - row.sum()
+    while (over := int(row.sum()) - PROBABILITY_TOTAL) > 0:
+        row[row.argmax()] -= min(over, 1)
+    row[row.argmax()] -= over
     return row

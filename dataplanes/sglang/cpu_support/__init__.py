@@ -24,5 +24,8 @@ def needed() -> bool:
 
 
 def shadowed_packages() -> list[str]:
-    """Names of installed packages that the stand-ins would hide (normally none)."""
+    """Names of installed packages that the stand-ins hide.
+
+    A CUDA build of torch brings triton along, which finds no driver here; nothing else should be among them.
+    """
     return [name for name in ("triton", "torchvision", "sgl_kernel") if importlib.util.find_spec(name) is not None]
