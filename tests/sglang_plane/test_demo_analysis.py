@@ -11,6 +11,7 @@ import pytest
 from controld.contract.errors import ControldError
 from dataplanes.sglang.demo.analysis import Sample, bootstrap_ratio, enough_pairs, ratios_by_phase, summarise
 from dataplanes.sglang.demo.plan import ARMS, DEMO, EVIDENCE
+from dataplanes.sglang.demo.policies import choose_separating_phase
 
 FACTORS = {"raw": 3.0, "static-1": 1.2, "static-2": 1.1, "static-3": 1.5, "controld": 1.0}
 
@@ -37,7 +38,7 @@ def effects(arm: str = "controld", path: str = "coded") -> list[dict[str, Any]]:
 def summary(**changes: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "seed": 1, "max_quality_loss_nats": 0.02, "quality": {"controld": {"mean": 0.015, "se": 0.001, "prompts": 9}},
-        "static_configurations": {}, "attached": True,
+        "static_configurations": {}, "separating_phase": "slow", "attached": True,
     }  # fmt: skip
     logged = changes.pop("effects", effects())
     return summarise(changes.pop("samples", samples()), logged, **{**arguments, **changes})
@@ -124,3 +125,21 @@ def test_plans_cover_the_prescribed_work() -> None:
     rates = [recovering.rate_at(done, 24) for done in range(30)]
     assert rates == sorted(rates)
     assert len(set(rates)) == 3
+
+
+def candidate(ratio: float, seconds_per_byte: float) -> dict[str, Any]:
+    stage = {"a_s": 0.001, "b_s_per_byte": seconds_per_byte}
+    return {
+        "configuration": {"transform": "none", "ratio": ratio}, "config_id": f"{ratio}", "loss_upper_nats": 0.01,
+        "ratio": ratio, "encode": stage, "decode": stage,
+    }  # fmt: skip
+
+
+def test_the_separating_phase_is_where_no_static_arm_is_the_best() -> None:
+    quick, small, between = candidate(2, 1e-9), candidate(25, 3e-8), candidate(4, 5e-9)
+    statics = {"static-1": small, "static-2": small, "static-3": small}
+    assert choose_separating_phase([quick, small, between], statics, EVIDENCE, 23_040) == "fast"
+    statics = {"static-1": quick, "static-2": between, "static-3": between}
+    assert choose_separating_phase([quick, small, between], statics, EVIDENCE, 23_040) == "slow"
+    unmeasured = {**small, "loss_upper_nats": None}
+    assert choose_separating_phase([quick, unmeasured], {"static-1": quick}, EVIDENCE, 23_040) != "slow"

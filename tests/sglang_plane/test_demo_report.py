@@ -25,7 +25,7 @@ def summary_and_timeline():  # type: ignore[no-untyped-def]
     effect = {"reason": "", "explored": False, "raw_bytes": 4_000_000, "wire_bytes": 1_000_000, "path": "coded"}
     effects = [{**effect, "phase": s.phase, "arm": s.arm, "arm_id": "0123456789abcdef"} for s in samples]
     summary = summarise(
-        samples, effects, seed=1, max_quality_loss_nats=0.02, attached=True,
+        samples, effects, seed=1, max_quality_loss_nats=0.02, attached=True, separating_phase="slow",
         quality={"controld": {"mean": 0.031, "se": 0.001, "prompts": 8}},
         static_configurations={"static-1": {"code": "<b>"}},
     )  # fmt: skip

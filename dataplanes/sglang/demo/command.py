@@ -149,6 +149,7 @@ def conclude(
         max_quality_loss_nats=setup["max_quality_loss_nats"],
         quality=quality,
         static_configurations=setup["static_configurations"],
+        separating_phase=setup["separating_phase"],
         attached=attached,
     )
     summary["machine"] = setup["machine"]

@@ -12,11 +12,6 @@ RAW = "raw"
 STATICS = ("static-1", "static-2", "static-3")
 ARMS = (RAW, *STATICS, CONTROLD)
 
-# Where the best static arm and controld are compared for "faster in at least one phase", fixed before a run. On the
-# slow link bytes decide and the calibrated codec pays; on a fast one it does not: one static arm cannot have both.
-# (Runs up to 2026-11-30 had fixed the fast phase, where no arm came out clearly apart.)
-SEPARATING_PHASE = "slow"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
@@ -53,6 +48,7 @@ class ExperimentPlan:
         max_quality_loss_nats: the limit in the policy.
         grid: which grid of configurations is profiled, "quick" or "full".
         segments_per_length: fidelity of the profiles.
+        prefill_tokens_per_s: a guess, used for nothing but the choice of the phase that should separate the arms.
     """
 
     phases: tuple[Phase, ...]
@@ -68,6 +64,7 @@ class ExperimentPlan:
     grid: str
     segments_per_length: int
     loaded_requests: int = 0
+    prefill_tokens_per_s: float = 400.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_pairs <= self.max_pairs:

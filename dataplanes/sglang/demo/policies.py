@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from controld.contract.errors import ControldError
-from dataplanes.sglang.demo.plan import CONTROLD, RAW, STATICS, ExperimentPlan
+from dataplanes.sglang.demo.plan import CONTROLD, RAW, STATICS, ExperimentPlan, Phase
 
 DEPLOYMENT = "demo"
 SERVED_CLASS = "chat"
@@ -90,21 +91,14 @@ def choose_statics(
     Raises:
         ControldError: fewer than three lossy candidates are within the limit.
     """
-    within = [
-        candidate
-        for candidate in candidates
-        if candidate["loss_upper_nats"] is not None
-        and candidate["loss_upper_nats"] <= plan.max_quality_loss_nats
-        and candidate["ratio"] > 1
-    ]
+    within = _within_the_limit(candidates, plan)
     if len(within) < len(STATICS):
         raise ControldError(
             f"{len(within)} candidates are within {plan.max_quality_loss_nats} nats, {len(STATICS)} are needed",
             code="demo.too_few_candidates",
             hint="profile more of the space, or with more segments",
         )
-    lengths = sorted(plan.prompt_tokens)
-    size_bytes = float(lengths[len(lengths) // 2] * kv_bytes_per_token)
+    size_bytes = float(_median_tokens(plan) * kv_bytes_per_token)
     rates = [rate / 8 for phase in plan.phases for rate in phase.rates_bits_per_s]
 
     def cost(candidate: Mapping[str, Any]) -> float:
@@ -116,6 +110,54 @@ def choose_statics(
     if published and not any(is_published(candidate["configuration"]) for candidate in chosen):
         chosen[-1] = published[0]
     return dict(zip(STATICS, chosen, strict=True))
+
+
+def choose_separating_phase(
+    candidates: Sequence[Mapping[str, Any]],
+    statics: Mapping[str, Mapping[str, Any]],
+    plan: ExperimentPlan,
+    kv_bytes_per_token: int,
+) -> str:
+    """The phase in which an adaptive choice should gain most over any one static arm, by profile; fixed before a run.
+
+    The gain of a phase is the least, over static arms, of the predicted log-ratio of TTFT to the best candidate's at
+    each of its rates, raw included, at the plan's median prompt.
+    """
+    tokens = _median_tokens(plan)
+    size_bytes, prefill_s = float(tokens * kv_bytes_per_token), tokens / plan.prefill_tokens_per_s
+    usable = _within_the_limit(candidates, plan)
+
+    def ttft_s(candidate: Mapping[str, Any], rate: int) -> float:
+        return prefill_s + predicted_transfer_s(candidate, size_bytes, rate / 8)
+
+    def gain(phase: Phase) -> float:
+        return min(
+            fmean(
+                math.log(
+                    ttft_s(static, rate)
+                    / min(prefill_s + size_bytes / (rate / 8), *(ttft_s(one, rate) for one in usable))
+                )
+                for rate in phase.rates_bits_per_s
+            )
+            for static in statics.values()
+        )
+
+    return max(plan.phases, key=gain).name
+
+
+def _within_the_limit(candidates: Sequence[Mapping[str, Any]], plan: ExperimentPlan) -> list[Mapping[str, Any]]:
+    return [
+        candidate
+        for candidate in candidates
+        if candidate["loss_upper_nats"] is not None
+        and candidate["loss_upper_nats"] <= plan.max_quality_loss_nats
+        and candidate["ratio"] > 1
+    ]
+
+
+def _median_tokens(plan: ExperimentPlan) -> int:
+    lengths = sorted(plan.prompt_tokens)
+    return lengths[len(lengths) // 2]
 
 
 def is_published(configuration: Mapping[str, Any]) -> bool:

@@ -23,6 +23,7 @@ from dataplanes.sglang.demo.daemon import Daemon, DaemonError
 from dataplanes.sglang.demo.plan import ARMS, CONTROLD, ExperimentPlan, Phase
 from dataplanes.sglang.demo.policies import (
     DEPLOYMENT,
+    choose_separating_phase,
     choose_statics,
     extra_key_of,
     pinned_arms,
@@ -148,13 +149,15 @@ class Experiment:
         root = self.out / "daemon"
         with Daemon(root, {"demo.yaml": policy_text(self.plan, {})}) as daemon:
             candidates = self._candidates(daemon)
-            statics = choose_statics(candidates, self.plan, identify_model(self.model).kv_bytes_per_token)
+            bytes_per_token = identify_model(self.model).kv_bytes_per_token
+            statics = choose_statics(candidates, self.plan, bytes_per_token)
             pinned = pinned_arms(statics)
             daemon.write_policies({"demo.yaml": policy_text(self.plan, pinned)})
             daemon.reload()
             (self.out / "candidates.json").write_text(json.dumps(candidates, indent=1))
             setup = {
                 "static_configurations": {arm: candidate["configuration"] for arm, candidate in statics.items()},
+                "separating_phase": choose_separating_phase(candidates, statics, self.plan, bytes_per_token),
                 "pinned": pinned,
                 "seed": self.plan.seed,
                 "max_quality_loss_nats": self.plan.max_quality_loss_nats,
