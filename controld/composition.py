@@ -18,6 +18,7 @@ from controld.fleet.server import FleetServer, FleetSettings
 from controld.fleet.session import AgentSession
 from controld.obs.collector import AgentLabel, PartsCollector
 from controld.obs.metrics import Metrics
+from controld.planning.artefacts import ArtefactFolder
 from controld.planning.planner import Planner
 from controld.policy.last_good import LastGoodFile
 from controld.policy.model import PolicySet
@@ -73,7 +74,13 @@ class Core:
             on_session=self._on_session,
         )
         self.planner = Planner(
-            lambda: self._policies.current, store, fleet, metrics, clock, interval_s=config.plan_interval_s
+            lambda: self._policies.current,
+            store,
+            fleet,
+            metrics,
+            clock,
+            interval_s=config.plan_interval_s,
+            artefacts=ArtefactFolder(config.artefacts_dir),
         )
         self.fleet = fleet
         metrics.registry.register(PartsCollector(self._agent_labels, fleet.tally.labelled, self._reload_counts))

@@ -99,12 +99,14 @@ class Config:
     Args:
         file: it came from.
         state_dir: for everything that must outlive the process.
+        artefacts_dir: of calibrated codec artefacts, which the daemon hands to the planes that need them.
         plan_interval_s: the least time between two plans.
         stop_grace_s: what each component gets to finish.
     """
 
     file: Path
     state_dir: Path
+    artefacts_dir: Path
     policy: PolicySettings
     fleet: FleetSettings
     admin: AdminSettings
@@ -153,6 +155,10 @@ class StateKeys(StrictModel):
     dir: PathText | None = None
 
 
+class ArtefactKeys(StrictModel):
+    dir: PathText | None = None
+
+
 class PolicyFileKeys(StrictModel):
     dir: PathText = "policies"
     watch: bool = True
@@ -184,6 +190,7 @@ class ConfigKeys(StrictModel):
     api_version: Annotated[Literal["controld/v1"], Field(alias="apiVersion")]
     kind: Literal["Daemon"]
     state: StateKeys = StateKeys()
+    artefacts: ArtefactKeys = ArtefactKeys()
     policy: PolicyFileKeys = PolicyFileKeys()
     fleet: FleetKeys = FleetKeys()
     admin: AdminKeys = AdminKeys()
@@ -241,6 +248,7 @@ def _to_config(file: Path, keys: ConfigKeys) -> Config:
     return Config(
         file=file,
         state_dir=_clean(state_dir),
+        artefacts_dir=_clean(base / keys.artefacts.dir if keys.artefacts.dir else state_dir / "artefacts"),
         policy=PolicySettings(
             directory=_clean(base / keys.policy.dir),
             watch=keys.policy.watch,

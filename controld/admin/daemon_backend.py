@@ -312,6 +312,7 @@ def _agent_details(session: AgentSession) -> Json:
         "hardware": identity.hardware,
         "tiers": list(identity.tiers),
         "desired_version": session.desired_version,
+        "artefacts_held": sorted(session.artefacts_held),
         "acked_version": session.acked_version,
         "effective_is_known": session.effective_is_known,
         "last_failed": asdict(failed) if failed else None,

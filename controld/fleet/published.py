@@ -11,11 +11,14 @@ from google.protobuf.json_format import MessageToDict
 from controld.contract.rpc import fleet_pb2 as pb
 from controld.contract.rpc.convert import MAX_MESSAGE_BYTES, resource_to_proto
 from controld.contract.rpc.limits import MAX_PAGE_BYTES
-from controld.contract.snapshot import CalibratedArtefact, Resource
+from controld.contract.snapshot import CalibratedArtefact, Resource, ResourceKind
 from controld.fleet.errors import FleetError
 
 _ENVELOPE_BYTES = 64 * 1024
 """Room for the snapshot's own fields around its resources."""
+
+_PART_BYTES = 2 * 1024 * 1024
+"""Of a calibrated artefact's content, in one resource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class SizedResource:
-    """A resource ready to send.
+    """A resource ready to send, or one part of a calibrated artefact that is too large for a message.
 
     Args:
         artefact_sha256: hash of a calibrated artefact's content, whose bytes are not sent twice on one stream; None for
@@ -40,6 +43,7 @@ class SizedResource:
     message: pb.Resource
     size_bytes: int
     artefact_sha256: str | None
+    part_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,27 +73,49 @@ def sized_resources(resources: Sequence[Resource]) -> tuple[SizedResource, ...]:
         if resource.name in seen:
             raise FleetError(f"resource {resource.name!r} comes twice", code="fleet.duplicate_resource")
         seen.add(resource.name)
+        if isinstance(resource.payload, CalibratedArtefact):
+            result.extend(_artefact_parts(resource.name, resource.payload))
+            continue
         message = resource_to_proto(resource)
         size_bytes = message.ByteSize()
         if size_bytes > MAX_MESSAGE_BYTES - _ENVELOPE_BYTES:
             raise FleetError(
                 f"resource {resource.name!r} has {size_bytes} bytes, more than a message of {MAX_MESSAGE_BYTES} holds",
                 code="fleet.resource_size",
-                hint="coarser edges, fewer classes or a smaller artefact",
+                hint="coarser edges or fewer classes",
             )
-        artefact = resource.payload.sha256 if isinstance(resource.payload, CalibratedArtefact) else None
-        result.append(SizedResource(resource.name, resource.kind.value, message, size_bytes, artefact))
+        result.append(SizedResource(resource.name, resource.kind.value, message, size_bytes, None))
     return tuple(result)
+
+
+def _artefact_parts(name: str, artefact: CalibratedArtefact) -> Iterator[SizedResource]:
+    starts = range(0, max(len(artefact.content), 1), _PART_BYTES)
+    for index, start in enumerate(starts):
+        message = pb.Resource(
+            name=name,
+            calibrated_artefact=pb.CalibratedArtefact(
+                sha256=artefact.sha256,
+                model_fingerprint=artefact.model_fingerprint,
+                content=artefact.content[start : start + _PART_BYTES],
+                part_index=index,
+                part_count=len(starts),
+            ),
+        )
+        kind = ResourceKind.CALIBRATED_ARTEFACT.value
+        yield SizedResource(name, kind, message, message.ByteSize(), artefact.sha256, index)
 
 
 def resources_json(resources: Sequence[SizedResource]) -> str:
     """The resources for the version's record; of an artefact its hash, not its bytes."""
     documents = []
     for resource in resources:
-        document = MessageToDict(resource.message, preserving_proto_field_name=True)
         if resource.artefact_sha256 is not None:
-            document["calibrated_artefact"].pop("content", None)
-        documents.append(document)
+            if resource.part_index == 0:
+                fingerprint = resource.message.calibrated_artefact.model_fingerprint
+                named = {"sha256": resource.artefact_sha256, "model_fingerprint": fingerprint}
+                documents.append({"name": resource.name, "calibrated_artefact": named})
+            continue
+        documents.append(MessageToDict(resource.message, preserving_proto_field_name=True))
     return json.dumps(documents, separators=(",", ":"))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from controld.contract.clock import Clock
+from controld.contract.snapshot import ResourceKind
 from controld.contract.telemetry import Telemetry
 from controld.fleet.delivery import Delivery
 from controld.fleet.errors import RejectError
@@ -57,11 +58,17 @@ class AgentEntry:
             effective_is_known=delivery.effective <= last_version,
             last_failed=delivery.last_failed,
             degraded=delivery.degraded,
+            artefacts_held=self._artefacts_held(),
             telemetry=self.telemetry,
             telemetry_unix_s=self.telemetry_unix_s,
             effects_acked_up_to=self.effects_acked_up_to,
             counters=self.tally.flat(),
         )
+
+    def _artefacts_held(self) -> dict[str, str]:
+        kinds = self.identity.resource_kinds
+        takes_any = not kinds or ResourceKind.CALIBRATED_ARTEFACT.value in kinds
+        return self.delivery.artefacts_held if takes_any and self.stream is not None else {}
 
     def _not_attached_reason(self, now_s: float) -> str:
         if self.stream is None:

@@ -24,6 +24,7 @@ class AgentSession:
         effective_is_known: false where it draws from a version that this controld never published.
         last_failed: the last version that it refused, with its error.
         degraded: it refuses what it should have and keeps what it had.
+        artefacts_held: SHA-256 by resource name of the calibrated artefacts that it acknowledged on its present stream.
         telemetry, telemetry_unix_s: its last report, and when that came (0: never).
         effects_acked_up_to: the sequence number up to which its effects are durable.
         counters: what was received, refused and ignored on its streams.
@@ -41,6 +42,7 @@ class AgentSession:
     effective_is_known: bool
     last_failed: Failure | None
     degraded: bool
+    artefacts_held: Mapping[str, str]
     telemetry: Telemetry | None
     telemetry_unix_s: float
     effects_acked_up_to: int

@@ -10,17 +10,21 @@ from controld.candidates.distill import select_profiles
 from controld.candidates.profile import Profile
 from controld.contract.decision import RAW
 from controld.contract.errors import FieldError
-from controld.contract.snapshot import ClassRules, Resource
+from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource
 from controld.controller.goals import ClassGoal, Objective, TableRequest
 from controld.controller.guard import PinBoard
 from controld.controller.plan import Plan
 from controld.controller.posterior import StageCorrection
 from controld.fleet.identity import AgentIdentity
 from controld.fleet.published import Selector
+from controld.fleet.session import AgentSession
 from controld.policy.model import Policy, ServiceClass, Tier
 
 LINK_GROUP = "default"
 """The one link group there is so far."""
+
+ARTEFACT_PARAMETER = "artefact"
+"""The parameter of a configuration that names a calibrated artefact."""
 
 SENDER_ROLE, RECEIVER_ROLE = "prefill", "decode"
 
@@ -141,12 +145,53 @@ def _goal(service_class: ServiceClass, tier: Tier) -> ClassGoal:
     )
 
 
-def resources_of(plan: Plan, policy: Policy) -> list[Resource]:
-    """What agents get: a table for each tier, and the rules by which they find a request's class."""
+def resources_of(plan: Plan, policy: Policy, artefacts: Mapping[str, CalibratedArtefact]) -> list[Resource]:
+    """What agents get: artefacts, a table for each tier, and the rules by which they find a request's class."""
     tables = [
         Resource(f"table/{table.tier}/{table.link_group}", table.decision_table(version=1)) for table in plan.tables
     ]
-    return [*tables, Resource("class_rules", ClassRules(policy.rules))]
+    named = [Resource(artefact_resource_name(name), artefacts[name]) for name in sorted(artefacts)]
+    return [*named, *tables, Resource("class_rules", ClassRules(policy.rules))]
+
+
+def artefact_resource_name(artefact_id: str) -> str:
+    """The name under which agents get an artefact."""
+    return f"artefact/{artefact_id}"
+
+
+def artefact_of(profile: Profile) -> str:
+    """The artefact that a configuration names; empty where it names none."""
+    return str(profile.configuration.get(ARTEFACT_PARAMETER, ""))
+
+
+def ready_profiles(
+    profiles: Sequence[Profile], sessions: Iterable[AgentSession], offered: Mapping[str, CalibratedArtefact]
+) -> tuple[list[Profile], set[str]]:
+    """Profiles that a sender may use now, and the artefacts that the others wait for.
+
+    Make before break: a configuration that names an artefact may be sent only once every connected receiver holds it,
+    from its own folder (then its space names it) or from us (then it acknowledged it). Senders get it with the table.
+    """
+    serving = list(sessions)
+    receivers = [session for session in serving if session.identity.role == RECEIVER_ROLE]
+    senders = [session for session in serving if session.identity.role == SENDER_ROLE]
+    waiting: set[str] = set()
+    for artefact_id in {artefact_of(profile) for profile in profiles} - {""}:
+        received = bool(receivers) and all(_holds(session, artefact_id, offered) for session in receivers)
+        reachable = artefact_id in offered or all(_has_its_own(session, artefact_id) for session in senders)
+        if not (received and reachable):
+            waiting.add(artefact_id)
+    return [profile for profile in profiles if artefact_of(profile) not in waiting], waiting
+
+
+def _holds(session: AgentSession, artefact_id: str, offered: Mapping[str, CalibratedArtefact]) -> bool:
+    acknowledged = session.artefacts_held.get(artefact_resource_name(artefact_id))
+    got_ours = artefact_id in offered and acknowledged == offered[artefact_id].sha256
+    return got_ours or _has_its_own(session, artefact_id)
+
+
+def _has_its_own(session: AgentSession, artefact_id: str) -> bool:
+    return f'"{artefact_id}"' in session.identity.space_json
 
 
 def selector_of(policy: Policy) -> Selector:

@@ -19,11 +19,14 @@ from controld.fleet.published import Selector
 from controld.fleet.server import FleetServer
 from controld.fleet.session import AgentSession
 from controld.obs.metrics import Metrics
+from controld.planning.artefacts import ArtefactFolder
 from controld.planning.learning import Learned, Learning, TableKey
 from controld.planning.plane import (
     LINK_GROUP,
+    artefact_of,
     observe_place,
     profiles_for,
+    ready_profiles,
     resources_of,
     selector_of,
     table_requests,
@@ -48,6 +51,7 @@ class Planner:
     Args:
         policies: the policy set in force.
         store, fleet, metrics, clock: as everywhere.
+        artefacts: where calibrated artefacts are looked up.
         interval_s: the least time between two plans.
     """
 
@@ -60,6 +64,7 @@ class Planner:
         clock: Clock,
         *,
         interval_s: float,
+        artefacts: ArtefactFolder | None = None,
     ) -> None:
         self._policies = policies
         self._store = store
@@ -67,11 +72,14 @@ class Planner:
         self._metrics = metrics
         self._clock = clock
         self._interval_s = interval_s
+        self._artefacts = artefacts or ArtefactFolder(None)
         self.learning = Learning(store)
         self.plans: dict[Selector, Plan] = {}
         self.alarms: dict[Selector, str] = {}
         self._profiles: tuple[Profile, ...] = ()
         self._profiles_are_stale = True
+        self._offered: dict[Selector, frozenset[str]] = {}
+        self._waiting_for_artefacts: dict[Selector, bool] = {}
         self._published_rules: dict[Selector, tuple[ClassRule, ...]] = {}
         self._pinned: dict[Selector, frozenset[str]] = {}
         self._wake = asyncio.Event()
@@ -105,9 +113,10 @@ class Planner:
         self.wake()
 
     async def on_telemetry(self, session: AgentSession, telemetry: Telemetry) -> None:
-        """The fleet's callback: an agent may hold what no policy of this process stands for."""
+        """The fleet's callback: an agent may hold what no policy stands for any more, or what arms waited for."""
         selector = Selector(session.identity.kind, session.identity.deployment)
-        if telemetry.applied_version and self._fleet.desired(selector) is None:
+        holds_what_is_gone = telemetry.applied_version and self._fleet.desired(selector) is None
+        if holds_what_is_gone or self._waiting_for_artefacts.get(selector):
             self.wake()
 
     # ------------------------------------------------------------------------------------ life
@@ -214,21 +223,27 @@ class Planner:
     async def _plan_policy(self, policy: Policy, generation: int) -> bool:
         selector = selector_of(policy)
         lessons = self.learning.for_selector(selector)
-        identities = [
-            session.identity
+        sessions = [
+            session
             for session in self._fleet.sessions()
             if (session.identity.kind, session.identity.deployment) == (selector.kind, selector.deployment)
         ]
-        place, alarm = observe_place(lessons.place, identities)
-        profiles = profiles_for(policy, place, self._profiles)
-        known = {RAW, *(profile.arm_id for profile in profiles)}
+        place, alarm = observe_place(lessons.place, [session.identity for session in sessions])
+        measured = profiles_for(policy, place, self._profiles)
+        artefacts = await asyncio.to_thread(self._artefacts.find, {artefact_of(one) for one in measured} - {""}, place)
+        profiles, waiting = ready_profiles(measured, sessions, artefacts)
+        self._waiting_for_artefacts[selector] = bool(waiting)
+        known = {RAW, *(profile.arm_id for profile in measured)}
         unknown = [c.name for c in policy.classes if c.pin is not None and c.pin not in known]
         if unknown and not alarm:
             alarm = f"classes without a profile of their pinned arm stay raw: {', '.join(unknown)}"
+        nowhere = waiting - artefacts.keys()
+        if nowhere and sessions and not alarm:
+            alarm = f"calibrated artefacts are neither here nor on every agent: {', '.join(sorted(nowhere))}"
         self.alarms[selector] = alarm
         for tier in tiers_of(policy):
             lessons.learner(tier.value, LINK_GROUP)
-        if lessons.set_candidates(place, profiles, unlearned_classes(policy)):
+        if lessons.set_candidates(place, measured, unlearned_classes(policy)):
             # A replay must compare with the same candidates, from this position on.
             await self._checkpoint()
         now_unix_s = self._clock.unix_s()
@@ -241,14 +256,20 @@ class Planner:
         )
         self._metrics.plan_seconds.observe(self._clock.monotonic_s() - began_s)
         rules_same = self._published_rules.get(selector) == policy.rules
-        if rules_same and self._fleet.desired(selector) is not None and plan_equal(before, plan):
+        offered = frozenset(artefacts)
+        same = rules_same and self._offered.get(selector) == offered
+        if same and self._fleet.desired(selector) is not None and plan_equal(before, plan):
             self._metrics.plans.labels("unchanged").inc()
             # What it was decided from may have moved: the next round compares with this, and is free if nothing moved.
             self.plans[selector] = plan
             return False
         version = await self._fleet.publish(
-            selector, resources_of(plan, policy), policy_generation=generation, explanations_json=plan.to_json()
+            selector,
+            resources_of(plan, policy, artefacts),
+            policy_generation=generation,
+            explanations_json=plan.to_json(),
         )
+        self._offered[selector] = offered
         self.plans[selector] = plan
         self._published_rules[selector] = policy.rules
         self._metrics.plans.labels("published").inc()
@@ -285,4 +306,6 @@ class Planner:
             self.plans.pop(selector, None)
             self.alarms.pop(selector, None)
             self._published_rules.pop(selector, None)
+            self._offered.pop(selector, None)
+            self._waiting_for_artefacts.pop(selector, None)
         return len(gone)

@@ -16,7 +16,7 @@ from controld.contract.effect import Effect, Half
 from controld.contract.rpc import fleet_pb2 as pb
 from controld.contract.rpc.convert import MAX_NAME_CHARACTERS
 from controld.contract.telemetry import LinkEstimate, Telemetry
-from dataplanes.agent.applied import Applied, ValidateConfiguration
+from dataplanes.agent.applied import Applied, HoldArtefact, ValidateConfiguration
 from dataplanes.agent.connection import Connection
 from dataplanes.agent.counters import Counters, ErrorEdge
 from dataplanes.agent.draw import RAW_ARM, Draw, RawReason
@@ -73,6 +73,8 @@ class Agent:
         clock: for leases, estimates and effects.
         validate_configuration: raises where the data plane cannot run a configuration; a snapshot with such an arm is
             refused and the last good one kept.
+        hold_artefact: takes over a calibrated artefact; a snapshot with one that it raises for is refused. None: this
+            plane has no use for any, and is sent none.
         timing: intervals of the stream.
         effect_ring_capacity: how many unacknowledged effects are kept.
         rng: source of the reconnect jitter.
@@ -85,6 +87,7 @@ class Agent:
         *,
         clock: Clock | None = None,
         validate_configuration: ValidateConfiguration = _accept_any,
+        hold_artefact: HoldArtefact | None = None,
         timing: AgentTiming | None = None,
         effect_ring_capacity: int = EFFECT_RING_CAPACITY,
         rng: random.Random | None = None,
@@ -96,7 +99,10 @@ class Agent:
         self._started_unix_s = self._clock.unix_s()
         self._counters = Counters()
         self._edge = ErrorEdge(self._counters)
-        self._in_force = InForce(self._clock, self._counters, validate_configuration)
+        self._takes_artefacts = hold_artefact is not None
+        self._in_force = InForce(
+            self._clock, self._counters, validate_configuration, hold_artefact or (lambda artefact: None)
+        )
         self._links = Links()
         self._attached = False
         self._attach_reason = "the data plane has not said that it is attached"
@@ -293,7 +299,11 @@ class Agent:
         )
 
     def _hello(self) -> pb.Hello:
-        return self.identity.hello(instance_id=self.instance_id, started_unix_s=self._started_unix_s)
+        return self.identity.hello(
+            instance_id=self.instance_id,
+            started_unix_s=self._started_unix_s,
+            takes_artefacts=self._takes_artefacts,
+        )
 
     def _tick(self) -> None:
         self._links.refresh(self._now_s())

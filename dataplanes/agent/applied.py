@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from controld.contract.configuration import Configuration
@@ -15,6 +15,9 @@ from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource
 
 ValidateConfiguration = Callable[[Configuration], None]
 """Raises where the data plane cannot run a configuration."""
+
+HoldArtefact = Callable[[CalibratedArtefact], None]
+"""Takes a calibrated artefact over; raises where it is of no use here. Tables that name it are checked afterwards."""
 
 MAX_SNAPSHOT_BYTES = 256 * 1024 * 1024
 
@@ -122,7 +125,11 @@ def checked_ttl_s(ttl_s: float, field_name: str) -> float:
 
 
 def apply_snapshot(
-    snapshot: Assembled, *, onto: Applied, validate_configuration: ValidateConfiguration
+    snapshot: Assembled,
+    *,
+    onto: Applied,
+    validate_configuration: ValidateConfiguration,
+    hold_artefact: HoldArtefact = lambda artefact: None,
 ) -> tuple[Applied, int]:
     """The state after a snapshot: its resources replace those of the same name, what it removes goes.
 
@@ -143,7 +150,9 @@ def apply_snapshot(
         checked_ttl_s(snapshot.ttl_s, "snapshot.ttl_s")
         fresh: dict[str, Resource] = {}
         unknown = 0
-        for message in snapshot.resources:
+        messages = _joined(snapshot.resources)
+        # What a table names must be there before the table.
+        for message in sorted(messages, key=lambda each: each.WhichOneof("payload") != "calibrated_artefact"):
             at = message.name
             resource = resource_from_proto(message, version=snapshot.version)
             if resource is None:
@@ -153,6 +162,8 @@ def apply_snapshot(
                 raise FieldError("resource.name", f"{resource.name!r} comes twice")
             if isinstance(resource.payload, DecisionTable):
                 _check_table(resource.payload, validate_configuration)
+            elif isinstance(resource.payload, CalibratedArtefact):
+                hold_artefact(resource.payload)
             fresh[resource.name] = resource
         at = ""
         kept = {name: old for name, old in onto.resources.items() if name not in snapshot.removed}
@@ -169,6 +180,42 @@ def apply_snapshot(
             resource=at,
             code="snapshot.internal",
         ) from error
+
+
+def _joined(messages: Sequence[pb.Resource]) -> list[pb.Resource]:
+    """The messages with the parts of each artefact made one.
+
+    Raises:
+        FieldError: parts are missing, out of order or of different artefacts.
+    """
+    joined: list[pb.Resource] = []
+    parts: list[pb.CalibratedArtefact] = []
+    name = ""
+    for message in messages:
+        part = message.calibrated_artefact
+        is_part = message.WhichOneof("payload") == "calibrated_artefact" and part.part_count > 1
+        if parts and not is_part:
+            break
+        if not is_part:
+            joined.append(message)
+            continue
+        first = parts[0] if parts else part
+        name = name if parts else message.name
+        same = (message.name, part.sha256, part.part_count) == (name, first.sha256, first.part_count)
+        if part.part_index != len(parts) or not same:
+            raise FieldError("calibrated_artefact.part_index", f"part {part.part_index} came after {len(parts)}")
+        parts.append(part)
+        if len(parts) == first.part_count:
+            whole = pb.CalibratedArtefact(
+                sha256=first.sha256,
+                model_fingerprint=first.model_fingerprint,
+                content=b"".join(each.content for each in parts),
+            )
+            joined.append(pb.Resource(name=name, calibrated_artefact=whole))
+            parts = []
+    if parts:
+        raise FieldError("calibrated_artefact.part_count", f"{len(parts)} of {parts[0].part_count} parts came")
+    return joined
 
 
 def _check_table(table: DecisionTable, validate_configuration: ValidateConfiguration) -> None:

@@ -53,8 +53,9 @@ class AgentIdentity:
             if not getattr(self, name):
                 raise FieldError(f"agent_identity.{name}", "is empty", code="agent.identity")
 
-    def hello(self, *, instance_id: str, started_unix_s: float) -> pb.Hello:
+    def hello(self, *, instance_id: str, started_unix_s: float, takes_artefacts: bool = False) -> pb.Hello:
         """The first message of a stream."""
+        kinds = [kind.value for kind in ResourceKind if takes_artefacts or kind is not ResourceKind.CALIBRATED_ARTEFACT]
         return pb.Hello(
             protocol_version=PROTOCOL_VERSION,
             deployment=self.deployment,
@@ -75,7 +76,7 @@ class AgentIdentity:
             capabilities=pb.Capabilities(
                 space_json=self.space_json,
                 tiers=self.tiers,
-                resource_kinds=[kind.value for kind in ResourceKind],
+                resource_kinds=kinds,
             ),
             started_unix_s=started_unix_s,
         )

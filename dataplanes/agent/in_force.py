@@ -6,7 +6,14 @@ import logging
 
 from controld.contract.clock import Clock
 from controld.contract.errors import FieldError
-from dataplanes.agent.applied import Applied, Assembled, ValidateConfiguration, apply_snapshot, checked_ttl_s
+from dataplanes.agent.applied import (
+    Applied,
+    Assembled,
+    HoldArtefact,
+    ValidateConfiguration,
+    apply_snapshot,
+    checked_ttl_s,
+)
 from dataplanes.agent.counters import Counters
 
 _log = logging.getLogger(__name__)
@@ -19,12 +26,19 @@ class InForce:
     outlives the stream, and the lease ends on the agent's clock whether the daemon is there or not.
     """
 
-    __slots__ = ("_clock", "_counters", "_validate_configuration", "applied", "lease_ends_s")
+    __slots__ = ("_clock", "_counters", "_hold_artefact", "_validate_configuration", "applied", "lease_ends_s")
 
-    def __init__(self, clock: Clock, counters: Counters, validate_configuration: ValidateConfiguration) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        counters: Counters,
+        validate_configuration: ValidateConfiguration,
+        hold_artefact: HoldArtefact = lambda artefact: None,
+    ) -> None:
         self._clock = clock
         self._counters = counters
         self._validate_configuration = validate_configuration
+        self._hold_artefact = hold_artefact
         self.applied = Applied()
         self.lease_ends_s = float("-inf")
 
@@ -39,7 +53,12 @@ class InForce:
         """
         received_s = self._clock.monotonic_s()
         onto = Applied() if whole else self.applied
-        applied, unknown = apply_snapshot(snapshot, onto=onto, validate_configuration=self._validate_configuration)
+        applied, unknown = apply_snapshot(
+            snapshot,
+            onto=onto,
+            validate_configuration=self._validate_configuration,
+            hold_artefact=self._hold_artefact,
+        )
         self.applied = applied
         self.lease_ends_s = received_s + snapshot.ttl_s
         self._counters.count("snapshots_applied")

@@ -53,6 +53,7 @@ def test_defaults_are_what_systemd_gives(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("RUNTIME_DIRECTORY", "/run/controld")
     config = load_config(file)
     assert config.state_dir == Path("/var/lib/private/controld")
+    assert config.artefacts_dir == Path("/var/lib/private/controld/artefacts")
     assert config.fleet.listen == (UnixAddress(Path("/run/controld/fleet.sock")),)
     assert config.admin.socket == Path("/run/controld/admin.sock")
     assert config.policy.directory == tmp_path / "policies"
@@ -65,6 +66,7 @@ def test_the_example_of_the_repository_is_right() -> None:
     config = load_config(file)
     assert (config.policy.directory / "chat.yaml").is_file()
     assert config.state_dir == file.parents[1] / "build" / "state"
+    assert config.artefacts_dir == file.parents[1] / "build" / "models" / "artefacts"
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from controld.contract.decision import ClassRule
 from controld.contract.rpc import fleet_pb2 as pb
-from controld.contract.rpc.convert import resource_from_proto
+from controld.contract.rpc.convert import resource_from_proto, resource_to_proto
 from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource
 from controld.fleet.errors import FleetError
 from controld.store.errors import StoreError
+from dataplanes.agent.applied import Applied, PageAssembler, apply_snapshot
 
 
 async def test_an_agent_gets_what_was_published_before_and_after_it_came(
@@ -191,10 +193,10 @@ async def test_the_largest_resource_passes_and_a_larger_one_is_refused_before_it
     fleet, _ = server
     agent = await connect()
     await agent.expect("welcome")
-    content_bytes = 16 * 1024 * 1024 - 64 * 1024
-    overhead = _artefact(b"x" * 4_000_000).ByteSize() - 4_000_000
-    content = b"x" * (content_bytes - overhead + beyond)
-    resource = Resource("a", CalibratedArtefact(hashlib.sha256(content).hexdigest(), "m", content))
+    allowed_bytes = 16 * 1024 * 1024 - 64 * 1024
+    overhead = resource_to_proto(_rules("x" * 4_000_000)).ByteSize() - 4_000_000
+    key = "x" * (allowed_bytes - overhead + beyond)
+    resource = _rules(key)
     if beyond > 0:
         with pytest.raises(FleetError) as caught:
             await fleet.publish(selector, [resource], policy_generation=1)
@@ -202,12 +204,41 @@ async def test_the_largest_resource_passes_and_a_larger_one_is_refused_before_it
         assert await store.versions.last_number() == 0
     else:
         await fleet.publish(selector, [resource], policy_generation=1)
-        assert (await agent.expect("snapshot")).resources[0].calibrated_artefact.content == content
+        assert (await agent.expect("snapshot")).resources[0].class_rules.rules[0].extra_key == key
 
 
-def _artefact(content: bytes) -> pb.Resource:
-    message = pb.CalibratedArtefact(sha256="0" * 64, model_fingerprint="m", content=content)
-    return pb.Resource(name="a", calibrated_artefact=message)
+def _rules(extra_key: str) -> Resource:
+    return Resource("a", ClassRules((ClassRule("chat", extra_key=extra_key),)))
+
+
+async def test_a_large_artefact_comes_in_parts_and_once_for_each_stream(server, connect, selector, store) -> None:
+    fleet, _ = server
+    agent = await connect()
+    await agent.expect("welcome")
+    content = bytes(range(256)) * 30_000
+    artefact = Resource("artefact/a", CalibratedArtefact(hashlib.sha256(content).hexdigest(), "m", content))
+    await fleet.publish(selector, [artefact], policy_generation=1)
+    pages = [await agent.expect("snapshot")]
+    pages += [await agent.expect("snapshot") for _ in range(pages[0].page_count - 1)]
+    assembler = PageAssembler()
+    assembled = [assembler.add(page) for page in pages][-1]
+    assert assembled is not None
+    assert len(assembled.resources) > 1
+    held: list[bytes] = []
+    applied, _ = apply_snapshot(
+        assembled,
+        onto=Applied(),
+        validate_configuration=lambda configuration: None,
+        hold_artefact=lambda one: held.append(one.content),
+    )
+    assert held == [content]
+    assert applied.resources["artefact/a"] == artefact
+    await agent.ack(pages[-1])
+    await fleet.publish(selector, [artefact, _rules("x")], policy_generation=1)
+    assert [resource.name for resource in (await agent.expect("snapshot")).resources] == ["a"]
+    assert fleet.sessions()[0].artefacts_held == {"artefact/a": artefact.payload.sha256}
+    record = await store.versions.latest(selector.kind, selector.deployment)
+    assert len(record.tables_json) < 1000
 
 
 async def test_an_agent_gets_only_kinds_that_it_understands(server, connect, selector, resources) -> None:

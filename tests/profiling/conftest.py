@@ -76,6 +76,7 @@ def session(agent_id: str = "w0", instance_id: str = "i0", **changes: Any) -> Ag
         attached=True,
         not_attached_reason="",
         desired_version=0,
+        artefacts_held={},
         acked_version=0,
         effective_version=0,
         effective_is_known=True,

@@ -223,14 +223,18 @@ class ClassRule(_message.Message):
     def __init__(self, service_class: _Optional[str] = ..., extra_key: _Optional[str] = ..., priority: _Optional[int] = ..., unlearned: _Optional[bool] = ...) -> None: ...
 
 class CalibratedArtefact(_message.Message):
-    __slots__ = ("sha256", "model_fingerprint", "content")
+    __slots__ = ("sha256", "model_fingerprint", "content", "part_index", "part_count")
     SHA256_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    PART_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PART_COUNT_FIELD_NUMBER: _ClassVar[int]
     sha256: str
     model_fingerprint: str
     content: bytes
-    def __init__(self, sha256: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
+    part_index: int
+    part_count: int
+    def __init__(self, sha256: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., content: _Optional[bytes] = ..., part_index: _Optional[int] = ..., part_count: _Optional[int] = ...) -> None: ...
 
 class LeaseRenewal(_message.Message):
     __slots__ = ("version", "ttl_s")

@@ -7,6 +7,5 @@ rate knob: its square is the loss, by and large.
 """
 
 from dataplanes.kvcodec.predictive.artefact import PredictiveArtefact, Rotary
-from dataplanes.kvcodec.predictive.shelf import ArtefactShelf
 
-__all__ = ["ArtefactShelf", "PredictiveArtefact", "Rotary"]
+__all__ = ["PredictiveArtefact", "Rotary"]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from dataplanes.kvcodec.errors import CodecError
@@ -213,12 +213,10 @@ class PredictiveArtefact:
             ArtefactError: unreadable, of another format, or its content is not what its name says.
         """
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = json.loads((file.metadata() or {})[_METADATA_KEY])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            artefact = cls(**_described(metadata), **tensors)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ArtefactError(f"{path} is no codec artefact: {error!r}", code="codec.artefact_damaged") from error
+            content = path.read_bytes()
+        except OSError as error:
+            raise ArtefactError(f"{path} cannot be read: {error}", code="codec.artefact_damaged") from error
+        artefact = cls.from_bytes(content, str(path))
         if artefact.artefact_id != path.stem:
             raise ArtefactError(
                 f"{path} holds the artefact {artefact.artefact_id}",
@@ -226,6 +224,23 @@ class PredictiveArtefact:
                 hint="calibrate again, or copy the file again",
             )
         return artefact
+
+    @classmethod
+    def from_bytes(cls, content: bytes, source: str) -> PredictiveArtefact:
+        """What `save` wrote, from anywhere.
+
+        Args:
+            source: where it comes from, for messages.
+
+        Raises:
+            ArtefactError: damaged, or of another format.
+        """
+        try:
+            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+            parameters = _described(json.loads(header["__metadata__"][_METADATA_KEY])) | load(content)
+            return cls(**parameters)
+        except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ArtefactError(f"{source} is no codec artefact: {error!r}", code="codec.artefact_damaged") from error
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}

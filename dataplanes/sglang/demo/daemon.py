@@ -43,9 +43,10 @@ class Daemon:
     Args:
         root: created.
         policies: file name to text of the first policy set.
+        artefacts: folder of calibrated artefacts, which the daemon hands to the servers.
     """
 
-    def __init__(self, root: Path, policies: Mapping[str, str]) -> None:
+    def __init__(self, root: Path, policies: Mapping[str, str], artefacts: Path | None = None) -> None:
         self.root = root.resolve()
         self.policy_dir = self.root / "policies"
         self.fleet_address = f"unix://{self.root / 'fleet.sock'}"
@@ -55,7 +56,9 @@ class Daemon:
         self.policy_dir.mkdir(parents=True, exist_ok=True)
         self.write_policies(policies)
         self.config = self.root / "controld.yaml"
-        self.config.write_text(_CONFIG.format(root=self.root))
+        self.config.write_text(
+            _CONFIG.format(root=self.root, artefacts=(artefacts or self.root / "artefacts").resolve())
+        )
 
     def write_policies(self, policies: Mapping[str, str]) -> None:
         """Replace the policy files; the daemon sees the change by itself, `reload` waits for it."""
@@ -170,11 +173,33 @@ class Daemon:
                 raise DaemonError(f"no attached agent for each of {list(roles)}: {seen}", code="demo.not_attached")
             time.sleep(0.2)
 
+    def settled_agents(self, quiet_s: float, deadline_s: float) -> list[dict[str, Any]]:
+        """Wait until every agent uses what it should have, and no other version was published for a while.
+
+        Raises:
+            DaemonError: it did not happen in time; names what the daemon sees.
+        """
+        deadline = time.monotonic() + deadline_s
+        seen: tuple[tuple[str, int], ...] = ()
+        since = time.monotonic()
+        while True:
+            planes: list[dict[str, Any]] = self.get("/v1/dataplanes")["dataplanes"]
+            versions = tuple((plane["agent_id"], plane["effective_version"]) for plane in planes)
+            behind = [plane for plane in planes if plane["effective_version"] != plane["desired_version"]]
+            if behind or versions != seen:
+                seen, since = versions, time.monotonic()
+            elif time.monotonic() - since >= quiet_s:
+                return planes
+            if time.monotonic() > deadline:
+                raise DaemonError(f"agents do not settle: {versions}", code="demo.not_settled")
+            time.sleep(0.2)
+
 
 _CONFIG = """\
 apiVersion: controld/v1
 kind: Daemon
 state: {{dir: {root}/state}}
+artefacts: {{dir: {artefacts}}}
 policy: {{dir: {root}/policies}}
 fleet: {{listen: ["unix://{root}/fleet.sock"]}}
 admin: {{socket: {root}/admin.sock}}

@@ -41,6 +41,7 @@ SERVER_THREADS = 1
 
 _EFFECT_DEADLINE_S = 10.0
 _ATTACH_DEADLINE_S = 120.0
+_QUIET_S = 3.0
 
 
 class Progress(Protocol):
@@ -147,7 +148,7 @@ class Experiment:
         """The daemon with its profiles measured (or found from an earlier run) and the policy of the experiment."""
         # The pinned arms are known only after profiling, so the policy is loaded twice.
         root = self.out / "daemon"
-        with Daemon(root, {"demo.yaml": policy_text(self.plan, {})}) as daemon:
+        with Daemon(root, {"demo.yaml": policy_text(self.plan, {})}, self.artefacts) as daemon:
             candidates = self._candidates(daemon)
             bytes_per_token = identify_model(self.model).kv_bytes_per_token
             statics = choose_statics(candidates, self.plan, bytes_per_token)
@@ -224,6 +225,8 @@ class Experiment:
             self.progress.stage("starting prefill, decode and router", 1)
             pair = stack.enter_context(SglangPair(self._pair_settings(daemon, link)))
             agents = daemon.attached_agents(["prefill", "decode"], _ATTACH_DEADLINE_S)
+            # Calibrated artefacts reach the servers first, then the tables that name them.
+            daemon.settled_agents(_QUIET_S, _ATTACH_DEADLINE_S)
             self.progress.step()
             client_log, link_log = Log(self.out / "client.jsonl"), Log(self.out / "link.jsonl")
             client_log.write({"kind": "attached", "agents": [agent["agent_id"] for agent in agents]})
@@ -236,8 +239,6 @@ class Experiment:
 
     def _pair_settings(self, daemon: Daemon, link: ShapedLink) -> PairSettings:
         environment = {"CONTROLD_ADDRESS": daemon.fleet_address, "CONTROLD_DEPLOYMENT": DEPLOYMENT}
-        if self.artefacts:
-            environment["CONTROLD_ARTEFACTS"] = str(self.artefacts.resolve())
         server = ServerSettings(
             model=self.model, radix_cache=False, torch_threads=SERVER_THREADS, environment=environment
         )

@@ -17,8 +17,9 @@ import torch
 from controld.contract.clock import Clock, SystemClock
 from controld.contract.configuration import CODER_PARAMETER, Configuration
 from controld.contract.errors import ControldError
+from controld.contract.snapshot import CalibratedArtefact
 from dataplanes.agent import Agent, AgentIdentity
-from dataplanes.kvcodec import NO_ARTEFACTS, ArtefactShelf, KVCodec, KVDtype, KVLayout
+from dataplanes.kvcodec import NO_ARTEFACTS, ArtefactShelf, KVCodec, KVDtype, KVLayout, PredictiveArtefact
 from dataplanes.kvcodec.coders import OFFERED_CODERS
 from dataplanes.kvcodec.space import kv_strategy_space, validate_configuration
 from dataplanes.sglang.hardware import device_name
@@ -108,16 +109,19 @@ def _dtype_name(args: Any, server_args: Any) -> str:
     return ""
 
 
-def artefacts_of(server_args: Any, environment: Mapping[str, str]) -> Mapping[str, object]:
-    """The calibrated artefacts of the served model; none, with the reason logged, where they cannot be read."""
+def artefacts_of(server_args: Any, environment: Mapping[str, str]) -> ArtefactShelf:
+    """The calibrated artefacts of the served model in this server's own folder; none, logged, where it is unreadable.
+
+    Whatever is missing there, controld sends.
+    """
     folder = environment.get(ARTEFACTS_VARIABLE, "")
     if not folder:
-        return NO_ARTEFACTS
+        return ArtefactShelf()
     try:
         return ArtefactShelf.of_folder(Path(folder), identify_model(Path(server_args.model_path)).fingerprint)
     except ControldError as error:
-        _log.error("codecs run without calibration: %s", error)
-        return NO_ARTEFACTS
+        _log.error("the folder of calibrated artefacts is left out: %s", error)
+        return ArtefactShelf()
 
 
 def layout_digest(layout: KVLayout) -> bytes:
@@ -193,7 +197,7 @@ class PdPlane:
         self._clock = clock or SystemClock()
         self._faults = Faults()
         self._layout: KVLayout | None = None
-        self._artefacts: Mapping[str, object] = NO_ARTEFACTS
+        self._artefacts = ArtefactShelf()
         self._lanes: list[Lane] = []
         self._areas: list[StagingArea] = []
         self._peers: Peers | None = None
@@ -221,6 +225,7 @@ class PdPlane:
             address,
             clock=self._clock,
             validate_configuration=self._validate,
+            hold_artefact=self._hold,
         )
 
     def refuse(self, reason: str) -> None:
@@ -228,6 +233,18 @@ class PdPlane:
         self.refusal = reason
         self.sender = self.receiver = None
         _log.error("the PD plane does not attach, KV goes raw: %s", reason)
+
+    def _hold(self, artefact: CalibratedArtefact) -> None:
+        """Takes over what controld sends, before any table names it."""
+        fresh = PredictiveArtefact.from_bytes(artefact.content, "what controld sent")
+        if fresh.model_fingerprint != self.agent.identity.model_fingerprint:
+            raise PlaneRefusedError(f"artefact {fresh.artefact_id} is of another model", code="pd.foreign_artefact")
+        if self._layout is None or fresh.fits(self._layout):
+            why = fresh.fits(self._layout) if self._layout is not None else self.refusal
+            raise PlaneRefusedError(f"artefact {fresh.artefact_id} does not fit: {why}", code="pd.foreign_artefact")
+        if fresh.artefact_id not in self._artefacts:
+            self._artefacts.add(fresh)
+            _log.info("holds the calibrated artefact %s from controld", fresh.artefact_id)
 
     def _validate(self, configuration: Configuration) -> None:
         """Refuses what this pool cannot carry; what it can is made ready before the first transfer draws it."""

@@ -8,11 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplanes.kvcodec import CodecError, KVCodec
+from dataplanes.kvcodec import ArtefactShelf, CodecError, KVCodec
 from dataplanes.kvcodec.predictive.fit import FitSettings, fit_artefact, square_roots
 from dataplanes.kvcodec.predictive.place import Place
 from dataplanes.kvcodec.predictive.predictor import reduced_rank_regression
-from dataplanes.kvcodec.predictive.shelf import ArtefactShelf
 from dataplanes.kvcodec.predictive.tables import (
     CLASSES,
     PROBABILITY_TOTAL,
