@@ -36,9 +36,7 @@ from controld.contract.configuration import Configuration
 from dataplanes.kvcodec import ArtefactShelf, HeadProfile, KVCodec, KVLayout, PredictiveArtefact, decode_frame
 from dataplanes.kvcodec.presets import PRESETS
 from dataplanes.sglang.model_identity import identify_model
-from dataplanes.sglang.profiler.calibrate import CONTINUATION_TOKENS, PROMPT_TOKENS, calibration_segments
 from dataplanes.sglang.profiler.corpus import Corpus, python_manual, python_sources, read_corpus
-from dataplanes.sglang.profiler.head_importance import measure_head_importance
 from dataplanes.sglang.profiler.quality import Prompt, QualityMeter, bank_for, load_model
 from dataplanes.sglang.profiler.wire_codec import FrameCodec, layout_of
 
@@ -144,30 +142,17 @@ class Bench:
         identity = identify_model(model_dir)
         self.layout = layout_of(identity, page_tokens=64)
         self.artefacts = ArtefactShelf.of_folder(artefacts_dir, identity.fingerprint)
-        found = [held for held in self.artefacts.values() if isinstance(held, PredictiveArtefact)]
-        if not found:
-            raise SystemExit(f"no artefact of this model in {artefacts_dir}: run make setup")
-        self.artefact = found[0]
+        held = list(self.artefacts.values())
+        predictive = [one for one in held if isinstance(one, PredictiveArtefact)]
+        profiles = [one for one in held if isinstance(one, HeadProfile)]
+        if not predictive or not profiles:
+            raise SystemExit(f"no artefacts of this model in {artefacts_dir}: run make setup")
+        self.artefact, self.head_profile = predictive[0], profiles[0]
         self.segments = segments
         self.model_dir = model_dir
         self.model = load_model(model_dir)
         self.meter = QualityMeter(self.model)
         self.banks = {corpus.name: bank_for(self.meter, model_dir, corpus) for corpus in corpora}
-
-    def head_profile(self, cache: Path) -> HeadProfile:
-        """Calibrated once and kept."""
-        if cache.is_file():
-            tables = torch.load(cache)
-            profile = HeadProfile(key=tables["key"].numpy(), value=tables["value"].numpy())
-        else:
-            windows = list(calibration_segments(self.model_dir, [python_manual(), python_sources()], 8))
-            assert windows[0].numel() == PROMPT_TOKENS + CONTINUATION_TOKENS
-            profile = measure_head_importance(
-                self.meter, self.model, windows, self.layout, prompt_tokens=PROMPT_TOKENS
-            ).profile
-            torch.save({"key": torch.tensor(profile.key), "value": torch.tensor(profile.value)}, cache)
-        self.artefacts.add(profile)
-        return profile
 
     def prompts(self, tokens: int, segments: int) -> dict[str, list[Prompt]]:
         """By domain."""
@@ -329,7 +314,7 @@ def main() -> None:
     else:
         prompts = bench.prompts(512, segments)
         torch.save({name: found[:1] for name, found in prompts.items()}, kept)
-    profile = bench.head_profile(OUTPUT / "codecs-heads.pt")
+    profile = bench.head_profile
     families = methods(bench.layout, bench.artefact, profile.profile_id, quick=options.quick)
     work = [(family, c, domain) for family in families for c in family.configurations for domain in prompts]
     points = [

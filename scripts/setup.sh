@@ -90,7 +90,8 @@ model() {
 }
 
 artefact() {
-    local made_by=(dataplanes/kvcodec/predictive/{artefact,fit,predictor,reference,tables}.py)
+    local made_by=(dataplanes/kvcodec/predictive/{artefact,fit,predictor,reference,tables}.py
+        dataplanes/sglang/profiler/{calibrate,head_importance}.py)
     done_already artefact "${made_by[@]}" && compgen -G "$ARTEFACT_DIR/*.safetensors" > /dev/null && return
     say "calibrating codecs on the model, to $ARTEFACT_DIR (a minute or two)"
     rm -rf "$ARTEFACT_DIR"

@@ -23,8 +23,8 @@ from controld.policy.model import Policy, ServiceClass, Tier
 LINK_GROUP = "default"
 """The one link group there is so far."""
 
-ARTEFACT_PARAMETER = "artefact"
-"""The parameter of a configuration that names a calibrated artefact."""
+ARTEFACT_PARAMETERS = ("artefact", "head_profile")
+"""The parameters of a configuration that name a calibrated artefact; at most one of them is active."""
 
 SENDER_ROLE, RECEIVER_ROLE = "prefill", "decode"
 
@@ -161,7 +161,7 @@ def artefact_resource_name(artefact_id: str) -> str:
 
 def artefact_of(profile: Profile) -> str:
     """The artefact that a configuration names; empty where it names none."""
-    return str(profile.configuration.get(ARTEFACT_PARAMETER, ""))
+    return next((str(profile.configuration[name]) for name in ARTEFACT_PARAMETERS if name in profile.configuration), "")
 
 
 def ready_profiles(

@@ -73,12 +73,31 @@ def _calibrated(step: float) -> dict[str, Value]:
     return {"transform": "klt", "quantise": "uniform", "step": step}
 
 
+def _published(quantise: str, key: tuple[int, int], value: tuple[int, int], **changes: Value) -> dict[str, Value]:
+    """A published method with two numbers of levels; with whatever head profile the space offers first."""
+    return {
+        "transform": "none",
+        "quantise": quantise,
+        "sink_tokens": 1,
+        "key_levels": key[0],
+        "key_axis": "channel",
+        "key_group": 64,
+        "key_low_levels": key[1],
+        "key_low_percent": 80,
+        "value_levels": value[0],
+        "value_axis": "all_heads",
+        "value_low_levels": value[1],
+        "value_low_percent": 80,
+        **changes,
+    }
+
+
 _QUICK: tuple[dict[str, Value], ...] = (
     {"transform": "none", "quantise": "none"},
     _levels(10, 5),
     _calibrated(0.14),
     _levels(16, 8),
-    _calibrated(0.2),
+    _calibrated(0.17),
     _levels(12, 6),
     _levels(20, 10),
     _levels(8, 4),
@@ -88,8 +107,9 @@ _QUICK: tuple[dict[str, Value], ...] = (
 _FULL: tuple[dict[str, Value], ...] = (
     *_QUICK,
     {"transform": "none", "quantise": "nvfp4", "sink_tokens": 1},
-    _calibrated(0.4),
+    _calibrated(0.2),
     _calibrated(0.28),
+    _calibrated(0.4),
     _calibrated(0.56),
     _calibrated(0.1),
     _levels(14, 7),
@@ -101,6 +121,11 @@ _FULL: tuple[dict[str, Value], ...] = (
     _levels(10, 5, group=32),
     _levels(12, 6, key_axis="token"),
     _levels(6, 4),
+    _published("head_levels", (16, 8), (10, 5)),
+    _published("head_levels", (16, 8), (10, 5), transform="hadamard"),
+    _published("head_levels", (12, 6), (8, 4), transform="hadamard"),
+    _published("absmax_levels", (32, 16), (32, 16), key_low_percent=67, value_low_percent=93),
+    _published("absmax_levels", (24, 16), (24, 16), key_low_percent=67, value_low_percent=93),
 )
 
 

@@ -46,8 +46,8 @@ BIT_DECAY = 5
 def kv_strategy_space(layout: KVLayout, artefacts: Mapping[str, object] = NO_ARTEFACTS) -> StrategySpace:
     """Every configuration that is offered for `layout`.
 
-    The codec accepts more: other levels, groups and seeds, one step for all heads of a token, a window at the end of a
-    request, the outside coders.
+    The codec accepts more: other levels, groups and seeds, one step for all heads of a token without a head profile,
+    a window at the end of a request, the outside coders.
 
     Args:
         layout: decides which parts exist (a latent pool has no values) and which groups fit.
@@ -89,6 +89,10 @@ def kv_strategy_space(layout: KVLayout, artefacts: Mapping[str, object] = NO_ART
             Axis.TOKEN: {group for group in _token_groups(max(head_dims)) if _fits_heads(group, head_dims)},
         }
         axes = tuple(axis.value for axis in fitting if fitting[axis])
+        grouped_axes = axes
+        if part == "value" and head_profiles:
+            # KVServe's: a range for all of a token's heads of as many levels.
+            axes = (*axes, Axis.ALL_HEADS.value)
         groups = tuple(sorted(fitting[Axis.CHANNEL] | fitting[Axis.TOKEN]))
         parameters += [
             Parameter(name=f"{part}_levels", values=LEVELS, ordered=True),
@@ -101,6 +105,7 @@ def kv_strategy_space(layout: KVLayout, artefacts: Mapping[str, object] = NO_ART
             _only_in(f"{part}_levels", COUNTED_FORMATS),
             _only_in(f"{part}_axis", GROUPED_FORMATS),
             _only_in(f"{part}_group", GROUPED_FORMATS),
+            Condition(parameter=f"{part}_group", parent=f"{part}_axis", parent_values=grouped_axes),
             _only_in(f"{part}_low_levels", SPLIT_FORMATS),
             _only_in(f"{part}_low_percent", SPLIT_FORMATS),
         ]

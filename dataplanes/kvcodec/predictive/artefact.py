@@ -30,7 +30,7 @@ MOST_DEPTH: Final = 8
 """The most layers that a prediction may see."""
 
 _ID_DIGITS: Final = 16
-_METADATA_KEY: Final = "controld"
+METADATA_KEY: Final = "controld"
 
 
 class ArtefactError(CodecError):
@@ -201,29 +201,9 @@ class PredictiveArtefact:
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"{self.artefact_id}{FILE_SUFFIX}"
         unfinished = target.with_suffix(".partial")
-        save_file(self._tensors(), unfinished, metadata={_METADATA_KEY: _canonical(self._description()).decode()})
+        save_file(self._tensors(), unfinished, metadata={METADATA_KEY: _canonical(self._description()).decode()})
         unfinished.replace(target)
         return target
-
-    @classmethod
-    def load(cls, path: Path) -> PredictiveArtefact:
-        """Read what `save` wrote.
-
-        Raises:
-            ArtefactError: unreadable, of another format, or its content is not what its name says.
-        """
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise ArtefactError(f"{path} cannot be read: {error}", code="codec.artefact_damaged") from error
-        artefact = cls.from_bytes(content, str(path))
-        if artefact.artefact_id != path.stem:
-            raise ArtefactError(
-                f"{path} holds the artefact {artefact.artefact_id}",
-                code="codec.artefact_damaged",
-                hint="calibrate again, or copy the file again",
-            )
-        return artefact
 
     @classmethod
     def from_bytes(cls, content: bytes, source: str) -> PredictiveArtefact:
@@ -237,7 +217,7 @@ class PredictiveArtefact:
         """
         try:
             header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-            parameters = _described(json.loads(header["__metadata__"][_METADATA_KEY])) | load(content)
+            parameters = _described(json.loads(header["__metadata__"][METADATA_KEY])) | load(content)
             return cls(**parameters)
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ArtefactError(f"{source} is no codec artefact: {error!r}", code="codec.artefact_damaged") from error

@@ -61,7 +61,7 @@ class FitSettings:
 
     depth: int = 2
     bottleneck: int = 128
-    steps: tuple[float, ...] = (0.1, 0.14, 0.2, 0.28, 0.4, 0.56, 0.8, 1.1)
+    steps: tuple[float, ...] = (0.1, 0.14, 0.17, 0.2, 0.28, 0.4, 0.56, 0.8)
     reference_step: float = 0.28
     first_refine: float = 8.0
     bands: tuple[tuple[int, float], ...] = ((128, 1.4), (64, 2.0), (32, 2.8), (16, 4.0))

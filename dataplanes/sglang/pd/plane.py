@@ -19,7 +19,8 @@ from controld.contract.configuration import CODER_PARAMETER, Configuration
 from controld.contract.errors import ControldError
 from controld.contract.snapshot import CalibratedArtefact
 from dataplanes.agent import Agent, AgentIdentity
-from dataplanes.kvcodec import NO_ARTEFACTS, ArtefactShelf, KVCodec, KVDtype, KVLayout, PredictiveArtefact
+from dataplanes.kvcodec import NO_ARTEFACTS, ArtefactShelf, KVCodec, KVDtype, KVLayout
+from dataplanes.kvcodec.artefacts import id_of, misfit, read_artefact
 from dataplanes.kvcodec.coders import OFFERED_CODERS
 from dataplanes.kvcodec.space import kv_strategy_space, validate_configuration
 from dataplanes.sglang.hardware import device_name
@@ -236,15 +237,16 @@ class PdPlane:
 
     def _hold(self, artefact: CalibratedArtefact) -> None:
         """Takes over what controld sends, before any table names it."""
-        fresh = PredictiveArtefact.from_bytes(artefact.content, "what controld sent")
-        if fresh.model_fingerprint != self.agent.identity.model_fingerprint:
-            raise PlaneRefusedError(f"artefact {fresh.artefact_id} is of another model", code="pd.foreign_artefact")
-        if self._layout is None or fresh.fits(self._layout):
-            why = fresh.fits(self._layout) if self._layout is not None else self.refusal
-            raise PlaneRefusedError(f"artefact {fresh.artefact_id} does not fit: {why}", code="pd.foreign_artefact")
-        if fresh.artefact_id not in self._artefacts:
+        fresh, fingerprint = read_artefact(artefact.content, "what controld sent")
+        name = id_of(fresh)
+        if fingerprint != self.agent.identity.model_fingerprint:
+            raise PlaneRefusedError(f"artefact {name} is of another model", code="pd.foreign_artefact")
+        why = misfit(fresh, self._layout) if self._layout is not None else self.refusal
+        if why:
+            raise PlaneRefusedError(f"artefact {name} does not fit: {why}", code="pd.foreign_artefact")
+        if name not in self._artefacts:
             self._artefacts.add(fresh)
-            _log.info("holds the calibrated artefact %s from controld", fresh.artefact_id)
+            _log.info("holds the calibrated artefact %s from controld", name)
 
     def _validate(self, configuration: Configuration) -> None:
         """Refuses what this pool cannot carry; what it can is made ready before the first transfer draws it."""

@@ -16,16 +16,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from controld.contract.errors import ControldError
+from dataplanes.kvcodec import HeadProfile
+from dataplanes.kvcodec.artefacts import save_head_profile
 from dataplanes.kvcodec.predictive.artefact import PredictiveArtefact, Rotary
 from dataplanes.kvcodec.predictive.fit import CalibrationData, FitSettings, fit_artefact
 from dataplanes.kvcodec.predictive.place import SINK_TOKENS, Place, position_classes
 from dataplanes.kvcodec.predictive.rotary import angles, rotate
 from dataplanes.sglang.model_identity import ModelIdentity, identify_model
 from dataplanes.sglang.profiler.corpus import Corpus, python_manual, python_sources, read_corpus
-from dataplanes.sglang.profiler.quality import load_model
+from dataplanes.sglang.profiler.head_importance import measure_head_importance
+from dataplanes.sglang.profiler.quality import QualityMeter, load_model
+from dataplanes.sglang.profiler.wire_codec import layout_of
 
 PROMPT_TOKENS = 512
 CONTINUATION_TOKENS = 64
+HEAD_PAGE_TOKENS = 64
+"""Tokens of a page, and of the groups whose errors weigh the heads."""
 
 
 class CalibrationError(ControldError):
@@ -180,6 +186,21 @@ def calibrate(
     return fit_artefact(data, settings, report)
 
 
+def calibrate_heads(model_dir: Path, corpora: Sequence[Corpus], *, segments: int) -> HeadProfile:
+    """How much each head matters, from segments that nothing is measured on.
+
+    Raises:
+        CalibrationError: the texts are too short.
+    """
+    model = load_model(model_dir)
+    rows = calibration_segments(model_dir, corpora, segments)
+    layout = layout_of(identify_model(model_dir), page_tokens=HEAD_PAGE_TOKENS)
+    importance = measure_head_importance(
+        QualityMeter(model), model, list(rows), layout, prompt_tokens=PROMPT_TOKENS, group=HEAD_PAGE_TOKENS
+    )
+    return importance.profile
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dataplanes.sglang.profiler.calibrate",
@@ -197,6 +218,13 @@ def _parser() -> argparse.ArgumentParser:
         "--depth", type=int, default=2, choices=(0, 1, 2, 4), help="layers to predict from (default: 2)"
     )
     parser.add_argument("--bottleneck", type=int, default=128, help="rank of the prediction (default: 128)")
+    parser.add_argument(
+        "--head-segments",
+        type=int,
+        default=6,
+        metavar="N",
+        help="segments to measure each head's importance on, for methods that treat heads apart; 0: none (default: 6)",
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads (default: all)")
     return parser
 
@@ -218,7 +246,15 @@ def main(arguments: list[str] | None = None) -> int:
                 settings=FitSettings(depth=options.depth, bottleneck=options.bottleneck),
                 report=lambda what, done, total: bars.update(task, description=what, completed=done, total=total),
             )
+            profile = None
+            if options.head_segments:
+                bars.update(task, description="weighing heads", total=None)
+                profile = calibrate_heads(
+                    options.model, calibration_corpora(options.texts), segments=options.head_segments
+                )
         path = artefact.save(options.out)
+        if profile is not None:
+            save_head_profile(profile, options.out, artefact.model_fingerprint)
     except ControldError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -228,6 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
                 "artefact": artefact.artefact_id,
                 "path": str(path),
                 "size_bytes": path.stat().st_size,
+                "head_profile": profile.profile_id if profile is not None else None,
                 "texts": list(artefact.texts),
                 "seconds": round(time.monotonic() - start_s, 1),
             }

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
-from dataplanes.kvcodec import ArtefactShelf, CodecError, PredictiveArtefact
+from dataplanes.kvcodec import ArtefactShelf, CodecError, HeadProfile, PredictiveArtefact
+from dataplanes.kvcodec.artefacts import id_of, load_artefact, misfit, read_artefact, save_head_profile
 from dataplanes.kvcodec.predictive.artefact import ArtefactError, find_predictive
 from dataplanes.kvcodec.space import kv_strategy_space
 
@@ -18,7 +20,9 @@ from dataplanes.kvcodec.space import kv_strategy_space
 def test_saved_and_loaded_is_the_same(bench, tmp_path: Path) -> None:
     path = bench.artefact.save(tmp_path)
     assert path.stem == bench.artefact.artefact_id
-    loaded = PredictiveArtefact.load(path)
+    loaded, fingerprint = load_artefact(path)
+    assert fingerprint == bench.artefact.model_fingerprint
+    assert isinstance(loaded, PredictiveArtefact)
     assert loaded.artefact_id == bench.artefact.artefact_id
     assert torch.equal(loaded.analysis, bench.artefact.analysis)
     assert list(tmp_path.iterdir()) == [path]
@@ -40,13 +44,13 @@ def test_a_damaged_or_renamed_file_is_refused(bench, tmp_path: Path) -> None:
     data[-100] ^= 1
     path.write_bytes(data)
     with pytest.raises(ArtefactError):
-        PredictiveArtefact.load(path)
+        load_artefact(path)
     path.write_bytes(data[:1000])
     with pytest.raises(ArtefactError, match="no codec artefact"):
-        PredictiveArtefact.load(path)
+        load_artefact(path)
     other = bench.artefact.save(tmp_path / "again").rename(tmp_path / "0123456789abcdef.safetensors")
     with pytest.raises(ArtefactError, match="holds the artefact"):
-        PredictiveArtefact.load(other)
+        load_artefact(other)
 
 
 def test_another_models_artefacts_are_left_on_disk(bench, tmp_path: Path) -> None:
@@ -92,3 +96,26 @@ def test_the_space_offers_it_only_where_it_is_and_fits(bench) -> None:
             space.validate(Configuration({**bench.configuration(), **changes}))
     with pytest.raises(CodecError):
         find_predictive(bench.artefacts, "0" * 16)
+
+
+def test_a_head_profile_is_a_file_like_any_artefact(bench, tmp_path: Path) -> None:
+    layers, heads = bench.artefact.layers, bench.artefact.heads
+    profile = HeadProfile(
+        key=np.full((layers, heads), 0.25), value=np.arange(1.0, layers * heads + 1).reshape(layers, -1)
+    )
+    path = save_head_profile(profile, tmp_path, "f" * 64)
+    bench.artefact.save(tmp_path)
+    assert load_artefact(path) == (profile, "f" * 64)
+    shelf = ArtefactShelf.of_folder(tmp_path, "f" * 64)
+    assert set(shelf) == {profile.profile_id, bench.artefact.artefact_id}
+    assert id_of(shelf[profile.profile_id]) == profile.profile_id
+    assert not misfit(profile, bench.layout())
+    other = HeadProfile(key=np.ones((layers, heads + 1)), value=np.ones((layers, heads + 1)))
+    assert "heads" in misfit(other, bench.layout())
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 0x80  # the sign of the last number
+    with pytest.raises(ArtefactError, match="positive"):
+        read_artefact(bytes(content), "a test")
+    content = path.read_bytes().replace(b'"value"', b'"valve"')
+    with pytest.raises(ArtefactError, match="no codec artefact"):
+        read_artefact(content, "a test")
