@@ -9,10 +9,10 @@ _AXES = {"channel": "c", "token": "t"}
 
 
 def configuration_label(values: Mapping[str, Any]) -> str:
-    """`had s1 K12/c64 V6/t64 entropy`: transform, sink tokens, levels with axis and group, coder; the rest in words."""
+    """`had s1 w32 K12/c64 V6/t64 zstd`: transform, tokens kept at both ends, levels by axis and group, coder."""
     part = dict(values)
-    sink_tokens = part.pop("sink_tokens", 0)
-    sink = [f"s{sink_tokens}"] if sink_tokens else []
+    kept = {letter: part.pop(name, 0) for letter, name in (("s", "sink_tokens"), ("w", "window_tokens"))}
+    kept_words = [f"{letter}{tokens}" for letter, tokens in kept.items() if tokens]
     if part.get("quantise") != "levels":
         words = [str(part.pop(name)) for name in ("quantise", "code") if name in part]
         transform = part.pop("transform", "none")
@@ -20,10 +20,10 @@ def configuration_label(values: Mapping[str, Any]) -> str:
         rest = _words(part)
         if words[:1] == ["none"]:
             words[0] = "lossless"
-        return " ".join(front + sink + words + rest) or "identity"
+        return " ".join(front + kept_words + words + rest) or "identity"
     part.pop("quantise")
     transform = part.pop("transform", "none")
-    words = ([] if transform == "none" else ["had" if transform == "hadamard" else str(transform)]) + sink
+    words = ([] if transform == "none" else ["had" if transform == "hadamard" else str(transform)]) + kept_words
     for name, letter in (("key", "K"), ("value", "V")):
         if f"{name}_levels" in part:
             axis = str(part.pop(f"{name}_axis", ""))

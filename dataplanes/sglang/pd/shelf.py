@@ -73,7 +73,9 @@ class CodecShelf:
             torch.ones(self._warm_tokens, plane.heads, plane.head_dim, dtype=self._layout.dtype.torch_dtype)
             for plane in self._layout.planes
         ]
-        frame = codec.encode(torch.stack(planes) if self._layout.is_dense else planes, first_token=0)
+        frame = codec.encode(
+            torch.stack(planes) if self._layout.is_dense else planes, first_token=0, request_tokens=self._warm_tokens
+        )
         decode_frame(frame, artefacts=self._artefacts)
         self._ready[configuration.config_id] = codec
         return codec
