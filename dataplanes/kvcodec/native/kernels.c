@@ -73,20 +73,38 @@ static void quantise_channels(
             symbols[t * symbol_stride + i] = symbol(work[t * n + i], low[i], high[i], last);
 }
 
-static void quantise_group(
-    const kv_levels *c, const float *restrict x, int64_t n, uint8_t *restrict symbols, kv_halves step_out,
-    kv_halves offset_out) {
-    float low = x[0], high = x[0], step, offset;
-#pragma omp simd reduction(min : low) reduction(max : high)
-    for (int64_t i = 0; i < n; i++) {
-        low = x[i] < low ? x[i] : low;
-        high = x[i] > high ? x[i] : high;
+#define TOKEN_BLOCK 32
+
+/* Whole tokens [count][channels], a group being neighbouring channels of one token: extremes of all groups first, then
+ * their grids side by side in vectors, then symbols. low and high are scratch of a number for each group. */
+static void quantise_tokens(
+    const kv_levels *c, const float *restrict work, int64_t count, int64_t channels, float *restrict low,
+    float *restrict high, uint8_t *restrict symbols, kv_halves steps, kv_halves offsets) {
+    int64_t n = c->group, groups = count * channels / n;
+    for (int64_t g = 0; g < groups; g++) {
+        const float *restrict x = work + g * n;
+        float smallest = x[0], largest = x[0];
+#pragma omp simd reduction(min : smallest) reduction(max : largest)
+        for (int64_t i = 0; i < n; i++) {
+            smallest = x[i] < smallest ? x[i] : smallest;
+            largest = x[i] > largest ? x[i] : largest;
+        }
+        low[g] = smallest;
+        high[g] = largest;
     }
-    grid(c, low, high, &step, &offset);
-    put_half(step_out, 0, bits_of(step) >> 16);
-    put_half(offset_out, 0, (uint32_t)(int32_t)offset);
-    float zero = offset * (step / FRACTION), inverse_step = 1.0f / step, last = (float)(c->levels - 1);
-    for (int64_t i = 0; i < n; i++) symbols[i] = symbol(x[i], zero, inverse_step, last);
+    for (int64_t g = 0; g < groups; g++) {
+        float step, offset;
+        grid(c, low[g], high[g], &step, &offset);
+        put_half(steps, g, bits_of(step) >> 16);
+        put_half(offsets, g, (uint32_t)(int32_t)offset);
+        low[g] = offset * (step / FRACTION);
+        high[g] = 1.0f / step;
+    }
+    float last = (float)(c->levels - 1);
+    for (int64_t g = 0; g < groups; g++) {
+        float zero = low[g], inverse_step = high[g];
+        for (int64_t i = g * n; i < (g + 1) * n; i++) symbols[i] = symbol(work[i], zero, inverse_step, last);
+    }
 }
 
 static int64_t tokens_until_boundary(const kv_levels *c, int64_t token) {
@@ -100,40 +118,37 @@ int kv_levels_encode(
     uint8_t *offset_lows, uint8_t *offset_highs) {
     kv_halves steps = {step_lows, step_highs}, offsets = {offset_lows, offset_highs};
     int64_t n = p->head_dim, channels = p->heads * n, rows = (p->tokens + c->per_byte - 1) / c->per_byte;
-    int64_t span = c->channel_axis ? (c->group < p->tokens ? c->group : p->tokens) : 1;
+    int64_t span = c->channel_axis ? c->group : TOKEN_BLOCK;
+    span = span < p->tokens ? span : p->tokens;
+    int64_t width = c->channel_axis ? n : channels, extremes = c->channel_axis ? n : span * channels / c->group;
     uint8_t *symbols;
-    float *work = scratch((span + 2) * n, p->tokens * channels, &symbols);
+    float *work = scratch(span * width + 2 * extremes, p->tokens * channels, &symbols);
     if (!work) return NO_MEMORY;
-    float *low = work + span * n, *high = low + n;
+    float *low = work + span * width, *high = low + extremes;
     int status = DONE;
     for (int64_t plane = 0; plane < p->planes && status == DONE; plane++) {
         for (int64_t t = 0, count; t < p->tokens && status == DONE; t += count) {
-            count = c->channel_axis ? tokens_until_boundary(c, t) : 1;
+            count = c->channel_axis ? tokens_until_boundary(c, t) : TOKEN_BLOCK;
             count = count < p->tokens - t ? count : p->tokens - t;
-            for (int64_t head = 0; head < p->heads; head++) {
+            /* A head at a time where groups span tokens, else whole tokens. */
+            for (int64_t start = 0; start < channels; start += width) {
                 for (int64_t i = 0; i < count; i++) {
-                    const char *row = row_of(p, plane, t + i) + head * n * element_bytes(p->dtype);
-                    if (load(row, p->dtype, n, work + i * n) >= LARGEST_INPUT_BITS) status = NOT_EXPRESSIBLE;
-                    rotate(work + i * n, n, &c->rotation);
+                    const char *row = row_of(p, plane, t + i) + start * element_bytes(p->dtype);
+                    if (load(row, p->dtype, width, work + i * width) >= LARGEST_INPUT_BITS) status = NOT_EXPRESSIBLE;
+                    rotate(work + i * width, width, &c->rotation);
                 }
                 if (status != DONE) break;
-                uint8_t *target = symbols + t * channels + head * n;
-                if (c->channel_axis) {
+                uint8_t *target = symbols + t * channels + start;
+                if (c->channel_axis)
                     quantise_channels(
-                        c, work, count, n, low, high, target, channels, advanced(steps, head * n),
-                        advanced(offsets, head * n));
-                } else {
-                    for (int64_t g = 0; g < n; g += c->group) {
-                        quantise_group(c, work + g, c->group, target + g, steps, offsets);
-                        steps = advanced(steps, 1);
-                        offsets = advanced(offsets, 1);
-                    }
-                }
+                        c, work, count, n, low, high, target, channels, advanced(steps, start),
+                        advanced(offsets, start));
+                else
+                    quantise_tokens(c, work, count, channels, low, high, target, steps, offsets);
             }
-            if (c->channel_axis) {
-                steps = advanced(steps, channels);
-                offsets = advanced(offsets, channels);
-            }
+            int64_t grids = c->channel_axis ? channels : count * channels / c->group;
+            steps = advanced(steps, grids);
+            offsets = advanced(offsets, grids);
         }
         if (status == DONE) pack(symbols, p->tokens, channels, c->levels, c->per_byte, packed + plane * rows * channels);
     }

@@ -13,6 +13,7 @@ import enum
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import stat
 import subprocess
@@ -27,6 +28,8 @@ _LOG = logging.getLogger(__name__)
 _FLAGS: Final = (
     "-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math",
 )  # fmt: skip
+# GCC otherwise leaves half of each vector of these processors idle.
+_X86_FLAGS: Final = ("-mprefer-vector-width=512",)
 _SAME_AS_REFERENCE: Final = "-ffp-contract=off"
 _FUSED: Final = "-ffp-contract=fast"
 _COMPILE_TIMEOUT_S: Final = 120
@@ -256,7 +259,8 @@ def _loaded(source: str, contraction: str) -> ctypes.CDLL | None:
         _LOG.warning("no C compiler: KV codecs run their slower torch reference")
         return None
     try:
-        return ctypes.CDLL(str(_built(compiler, Path(__file__).with_name(source), (*_FLAGS, contraction))))
+        flags = (*_FLAGS, *(_X86_FLAGS if platform.machine() == "x86_64" else ()), contraction)
+        return ctypes.CDLL(str(_built(compiler, Path(__file__).with_name(source), flags)))
     except (OSError, subprocess.SubprocessError) as error:
         detail = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
         _LOG.warning(
