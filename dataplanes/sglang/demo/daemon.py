@@ -173,8 +173,8 @@ class Daemon:
                 raise DaemonError(f"no attached agent for each of {list(roles)}: {seen}", code="demo.not_attached")
             time.sleep(0.2)
 
-    def settled_agents(self, quiet_s: float, deadline_s: float) -> list[dict[str, Any]]:
-        """Wait until every agent uses what it should have, and no other version was published for a while.
+    def settled_agents(self, roles: Sequence[str], quiet_s: float, deadline_s: float) -> list[dict[str, Any]]:
+        """Wait until every agent of these roles uses what it should have, and has used nothing else for a while.
 
         Raises:
             DaemonError: it did not happen in time; names what the daemon sees.
@@ -183,7 +183,8 @@ class Daemon:
         seen: tuple[tuple[str, int], ...] = ()
         since = time.monotonic()
         while True:
-            planes: list[dict[str, Any]] = self.get("/v1/dataplanes")["dataplanes"]
+            listed: list[dict[str, Any]] = self.get("/v1/dataplanes")["dataplanes"]
+            planes = [plane for plane in listed if plane["role"] in roles]
             versions = tuple((plane["agent_id"], plane["effective_version"]) for plane in planes)
             behind = [plane for plane in planes if plane["effective_version"] != plane["desired_version"]]
             if behind or versions != seen:
