@@ -173,7 +173,7 @@ class Daemon:
                 raise DaemonError(f"no attached agent for each of {list(roles)}: {seen}", code="demo.not_attached")
             time.sleep(0.2)
 
-    def settled_agents(self, roles: Sequence[str], quiet_s: float, deadline_s: float) -> list[dict[str, Any]]:
+    def wait_until_settled(self, roles: Sequence[str], quiet_s: float, deadline_s: float) -> None:
         """Wait until every agent of these roles uses what it should have, and has used nothing else for a while.
 
         Raises:
@@ -190,7 +190,7 @@ class Daemon:
             if behind or versions != seen:
                 seen, since = versions, time.monotonic()
             elif time.monotonic() - since >= quiet_s:
-                return planes
+                return
             if time.monotonic() > deadline:
                 raise DaemonError(f"agents do not settle: {versions}", code="demo.not_settled")
             time.sleep(0.2)

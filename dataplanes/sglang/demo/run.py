@@ -226,7 +226,7 @@ class Experiment:
             pair = stack.enter_context(SglangPair(self._pair_settings(daemon, link)))
             agents = daemon.attached_agents(["prefill", "decode"], _ATTACH_DEADLINE_S)
             # Calibrated artefacts reach the servers first, then the tables that name them.
-            daemon.settled_agents(["prefill", "decode"], _QUIET_S, _ATTACH_DEADLINE_S)
+            daemon.wait_until_settled(["prefill", "decode"], _QUIET_S, _ATTACH_DEADLINE_S)
             self.progress.step()
             client_log, link_log = Log(self.out / "client.jsonl"), Log(self.out / "link.jsonl")
             client_log.write({"kind": "attached", "agents": [agent["agent_id"] for agent in agents]})
