@@ -103,6 +103,7 @@ _QUICK: tuple[dict[str, Value], ...] = (
     _levels(8, 4),
     {"transform": "none", "quantise": "fp8_e4m3", "sink_tokens": 1},
     _levels(32, 16),
+    _published("head_levels", (16, 8), (10, 5), transform="hadamard"),
 )
 _FULL: tuple[dict[str, Value], ...] = (
     *_QUICK,
@@ -122,7 +123,6 @@ _FULL: tuple[dict[str, Value], ...] = (
     _levels(12, 6, key_axis="token"),
     _levels(6, 4),
     _published("head_levels", (16, 8), (10, 5)),
-    _published("head_levels", (16, 8), (10, 5), transform="hadamard"),
     _published("head_levels", (12, 6), (8, 4), transform="hadamard"),
     _published("absmax_levels", (32, 16), (32, 16), key_low_percent=67, value_low_percent=93),
     _published("absmax_levels", (24, 16), (24, 16), key_low_percent=67, value_low_percent=93),

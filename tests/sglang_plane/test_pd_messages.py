@@ -44,7 +44,6 @@ MESSAGES = st.one_of(
         refusal=TEXT,
         verify_s=SECONDS,
         decode_s=SECONDS,
-        scatter_s=SECONDS,
         held_s=SECONDS,
         late_s=SECONDS,
     ),
@@ -118,7 +117,7 @@ def test_foreign_and_malformed_messages_are_refused(frames: list[bytes]) -> None
 
 
 def test_a_nan_in_an_answer_is_refused() -> None:
-    ack = Ack(sequence=1, refusal="", verify_s=float("nan"), decode_s=0, scatter_s=0, held_s=0, late_s=0)
+    ack = Ack(sequence=1, refusal="", verify_s=float("nan"), decode_s=0, held_s=0, late_s=0)
     with pytest.raises(MessageError, match="seconds"):
         parse(ack.to_frames())
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplanes.kvcodec import KVDtype, KVLayout
-from dataplanes.sglang.pd.memory import HostMemory, PagedPool, PoolError, Scratch
+from dataplanes.sglang.pd.memory import HostMemory, PagedPool, PoolError
 from dataplanes.sglang.pd.staging import LoanBook, StagingArea, cut_pages
 
 LAYOUT = KVLayout.keys_then_values(layers=2, heads=1, head_dim=4, dtype=KVDtype.BFLOAT16, page_tokens=4)
@@ -93,18 +93,18 @@ class TestPool:
         )
         return memory, pool
 
-    def test_gather_and_scatter_follow_pages_and_stop_at_the_last_token(self) -> None:
+    def test_rows_follow_pages_and_stop_at_the_last_token(self) -> None:
         import numpy as np
 
         memory, pool = self.pool()
-        planes = Scratch(LAYOUT, 16).planes(6)
-        assert isinstance(planes, torch.Tensor)
-        pool.gather(np.array([5, 2], np.int32), 6, planes)
-        assert torch.equal(planes, memory[:, [20, 21, 22, 23, 8, 9]])
-        before = memory.clone()
-        pool.scatter(planes, np.array([0, 7], np.int32), 6)
-        assert torch.equal(memory[:, [0, 1, 2, 3, 28, 29]], planes)
-        assert torch.equal(memory[:, 30:], before[:, 30:])
+        rows = pool.rows(np.array([5, 2], np.int32), 6)
+        assert rows.tolist() == [20, 21, 22, 23, 8, 9]
+        assert all(torch.equal(plane[rows], memory[n][rows]) for n, plane in enumerate(pool.planes))
+
+    def test_planes_are_the_pool_itself(self) -> None:
+        memory, pool = self.pool()
+        pool.planes[1][7] = 0
+        assert not memory[1, 7].any()
 
     @pytest.mark.parametrize(("pages", "tokens"), [([8], 1), ([-1], 1), ([0], 5), ([0], 0)])
     def test_pages_outside_the_pool_are_refused(self, pages: list[int], tokens: int) -> None:
@@ -112,4 +112,4 @@ class TestPool:
 
         _, pool = self.pool()
         with pytest.raises(PoolError):
-            pool.scatter(Scratch(LAYOUT, 16).planes(max(1, tokens)), np.array(pages, np.int32), tokens)
+            pool.rows(np.array(pages, np.int32), tokens)

@@ -119,7 +119,8 @@ class PredictiveStage(Stage):
 
 
 def _readable(plane: Tensor) -> Tensor:
-    plane = plane.cpu()
+    # A copy that copies nothing would still let go of the interpreter's lock, once a plane.
+    plane = plane if plane.is_cpu else plane.cpu()
     return plane if has_whole_tokens(plane) else plane.contiguous()
 
 

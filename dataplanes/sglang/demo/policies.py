@@ -85,8 +85,8 @@ def choose_statics(
     """The three best configurations within the quality limit, by profile; one of them at least of a published kind.
 
     Best is the least geometric mean of the predicted transfer time over the phases' rates, at the plan's median prompt.
-    Where the calibrated transform takes all three places, the last one goes to the best of the other candidates: what
-    others have published is what it must be compared with.
+    Where none of the three is a published method, the last place goes to the best that is: what others have published
+    is what controld must be compared with.
 
     Raises:
         ControldError: fewer than three lossy candidates are within the limit.
@@ -160,9 +160,18 @@ def _median_tokens(plan: ExperimentPlan) -> int:
     return lengths[len(lengths) // 2]
 
 
+_PUBLISHED_FORMATS = {"head_levels", "absmax_levels", "allocated_levels", "lloyd_max", "fp8_e4m3", "nvfp4"}
+
+
 def is_published(configuration: Mapping[str, Any]) -> bool:
-    """Whether a configuration is of a kind that others have published: anything but the calibrated transform."""
-    return bool(configuration.get("transform") != "klt")
+    """Whether a configuration is a method that others have published, with its parameters tuned.
+
+    KVServe's head split, CacheGen, RateQuant, TurboQuant, FP8 and NVFP4 by their formats; KIVI as integer levels
+    without a rotation; SplitZip as the lossless split. Not the calibrated transform, nor levels after a rotation, which
+    take a stage of one and a stage of another.
+    """
+    quantise, transform = configuration["quantise"], configuration["transform"]
+    return quantise in _PUBLISHED_FORMATS or (quantise in ("levels", "none") and transform == "none")
 
 
 def pinned_arms(statics: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

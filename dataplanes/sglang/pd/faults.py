@@ -57,8 +57,8 @@ class Faults:
         if self._frames == self._flip_byte_in_frame:
             frame[frame.numel() // 2] ^= 0xFF
 
-    def spoil_decoded(self, planes: Tensor | Sequence[Tensor]) -> None:
+    def spoil_decoded(self, planes: Sequence[Tensor], rows: Tensor) -> None:
         """Called once for each decoded frame."""
         if 0 < self._zero_decode_from_frame <= self._frames:
             for plane in planes:
-                plane.zero_()
+                plane[rows] = 0

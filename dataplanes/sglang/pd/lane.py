@@ -1,4 +1,4 @@
-"""One transfer worker's pipeline: the worker gathers and encodes, a wire thread writes, the receiver decodes.
+"""One transfer worker's pipeline: the worker encodes from the pool, a wire thread writes, the receiver decodes.
 
 All three work on different pieces of one chunk at the same time. A piece holds one slot pair (ours and the receiver's)
 from its encoding to the receiver's answer, so the number of slots bounds how far encoding runs ahead.
@@ -17,7 +17,7 @@ from typing import Final
 from controld.contract.clock import Clock
 from dataplanes.kvcodec import KVCodec
 from dataplanes.sglang.pd.edge import Counting, Guarded
-from dataplanes.sglang.pd.memory import PagedPool, Pages, Scratch
+from dataplanes.sglang.pd.memory import PagedPool, Pages
 from dataplanes.sglang.pd.messages import Ack, Cancel, Chunk, Endpoint, Grant
 from dataplanes.sglang.pd.peers import Messenger
 from dataplanes.sglang.pd.staging import MARK_BYTES, StagingArea
@@ -68,7 +68,7 @@ class Outcome:
     """What became of a batch of pieces.
 
     Args:
-        delivered: verified, decoded and scattered by the receiver.
+        delivered: verified and decoded by the receiver.
         undelivered: to be sent raw.
         reason: why there are undelivered ones; empty otherwise.
         nacked: whether the receiver refused a frame.
@@ -185,7 +185,7 @@ class AckBook:
                 batch.reason = batch.reason or f"{RawReason.NACK}:{ack.refusal}"
             else:
                 piece.delivered = True
-                piece.decode_s = ack.verify_s + ack.decode_s + ack.scatter_s
+                piece.decode_s = ack.verify_s + ack.decode_s
                 piece.late_s = ack.late_s
                 piece.span = WireSpan(piece.write_start_s, _arrival_s(piece, ack, now_s), piece.frame_bytes)
                 batch.free_slots.append(slot)
@@ -217,7 +217,6 @@ class Lane:
         acks: shared by all lanes of a manager.
         reply_to: where answers go.
         clock: monotonic seconds.
-        scratch: for gathered planes.
         counting: takes counts of errors.
     """
 
@@ -228,7 +227,6 @@ class Lane:
     acks: AckBook
     reply_to: Endpoint
     clock: Clock
-    scratch: Scratch
     counting: Counting
     _wire: queue.SimpleQueue[_Written | None] = field(default_factory=queue.SimpleQueue)
 
@@ -270,12 +268,11 @@ class Lane:
 
     def _encode(self, codec: KVCodec, piece: Piece, slot: int, *, chunk_index: int) -> None:
         start_s = self.clock.monotonic_s()
-        planes = self.scratch.planes(piece.tokens)
-        self.pool.gather(piece.source_pages, piece.tokens, planes)
         room = self.area.slot(slot)[: self.area.slot_bytes - MARK_BYTES]
         piece.frame_bytes = codec.encode_into(
-            planes,
+            self.pool.planes,
             room,
+            rows=self.pool.rows(piece.source_pages, piece.tokens),
             first_token=piece.first_token,
             chunk_index=chunk_index,
             chunk_count=_COUNT_UNKNOWN,

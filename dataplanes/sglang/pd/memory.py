@@ -80,27 +80,17 @@ class PagedPool:
             self._planes.append(memory.view(address, size_bytes).view(dtype).view(-1, plane.heads, plane.head_dim))
         self._tokens = min(plane.shape[0] for plane in self._planes)
 
-    def gather(self, pages: Pages, tokens: int, out: Sequence[Tensor] | Tensor) -> None:
-        """Copy the first `tokens` tokens of these pages, in order, to `out` (planes of `[tokens, heads, head_dim]`).
+    @property
+    def planes(self) -> Sequence[Tensor]:
+        """All planes, each `[tokens of the pool, heads, head_dim]`: codecs read and write them where they lie."""
+        return self._planes
+
+    def rows(self, pages: Pages, tokens: int) -> Tensor:
+        """Which row of the planes holds each of the first `tokens` tokens of these pages, int64, in order.
 
         Raises:
             PoolError: the pages do not hold so many tokens, or lie outside the pool.
         """
-        slots = self._token_slots(pages, tokens)
-        for plane, target in zip(self._planes, out, strict=True):
-            torch.index_select(plane, 0, slots, out=target)
-
-    def scatter(self, planes: Sequence[Tensor] | Tensor, pages: Pages, tokens: int) -> None:
-        """Copy planes of `[tokens, heads, head_dim]` to these pages; what follows in the last page is left alone.
-
-        Raises:
-            PoolError: see `gather`.
-        """
-        slots = self._token_slots(pages, tokens)
-        for plane, source in zip(self._planes, planes, strict=True):
-            plane.index_copy_(0, slots, source)
-
-    def _token_slots(self, pages: Pages, tokens: int) -> Tensor:
         page_tokens = self.layout.page_tokens
         if not 0 < tokens <= len(pages) * page_tokens:
             raise PoolError(f"{tokens} tokens in {len(pages)} pages", code="pd.pages")
@@ -108,33 +98,3 @@ class PagedPool:
             raise PoolError("a page outside the pool", code="pd.pages")
         slots = (pages.astype(np.int64)[:, None] * page_tokens + np.arange(page_tokens)).reshape(-1)[:tokens]
         return torch.from_numpy(slots)
-
-
-class Scratch:
-    """Room for the planes of one chunk, reused from chunk to chunk.
-
-    Args:
-        layout: of the planes.
-        max_tokens: of the largest chunk.
-    """
-
-    def __init__(self, layout: KVLayout, max_tokens: int) -> None:
-        self._layout = layout
-        self._flat = torch.empty(
-            layout.raw_bytes(max_tokens) // layout.dtype.element_bytes, dtype=layout.dtype.torch_dtype
-        )
-        self.max_tokens = max_tokens
-
-    def planes(self, tokens: int) -> Tensor | list[Tensor]:
-        """Contiguous planes of `[tokens, heads, head_dim]`: one dense tensor where the layout allows it."""
-        planes = self._layout.planes
-        if self._layout.is_dense:
-            plane = planes[0]
-            count = len(planes) * tokens * plane.heads * plane.head_dim
-            return self._flat[:count].view(len(planes), tokens, plane.heads, plane.head_dim)
-        result, start = [], 0
-        for plane in planes:
-            end = start + tokens * plane.heads * plane.head_dim
-            result.append(self._flat[start:end].view(tokens, plane.heads, plane.head_dim))
-            start = end
-        return result

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from controld.contract.errors import ControldError
 
 TAG = b"CONTROLD-KV"
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 _CAPABILITY_MAGIC = b"CTRLDKV\x01"
 _MAX_TEXT_BYTES = 512
@@ -209,8 +209,8 @@ class Ack:
     """The receiver's answer to a chunk.
 
     Args:
-        refusal: empty where the chunk was verified, decoded and scattered; else why it was not (a NACK).
-        verify_s, decode_s, scatter_s: seconds spent.
+        refusal: empty where the chunk was verified and decoded; else why it was not (a NACK).
+        verify_s, decode_s: seconds spent.
         held_s: seconds from the chunk's message to this answer.
         late_s: seconds that the frame arrived after its message; above zero only with engines whose writes return
             before the bytes are there.
@@ -220,17 +220,14 @@ class Ack:
     refusal: str
     verify_s: float
     decode_s: float
-    scatter_s: float
     held_s: float
     late_s: float
 
-    _STRUCT: ClassVar = struct.Struct("<Qddddd")
+    _STRUCT: ClassVar = struct.Struct("<Qdddd")
 
     def to_frames(self) -> list[bytes]:
         """For `send_multipart`."""
-        header = self._STRUCT.pack(
-            self.sequence, self.verify_s, self.decode_s, self.scatter_s, self.held_s, self.late_s
-        )
+        header = self._STRUCT.pack(self.sequence, self.verify_s, self.decode_s, self.held_s, self.late_s)
         return [TAG, Kind.ACK.value, header, _text(self.refusal)]
 
     @classmethod
@@ -240,13 +237,12 @@ class Ack:
         sequence, *seconds = _unpack(cls._STRUCT, header)
         if not all(math.isfinite(value) and value >= 0 for value in seconds):
             raise MessageError(f"ack: seconds {seconds}")
-        verify_s, decode_s, scatter_s, held_s, late_s = seconds
+        verify_s, decode_s, held_s, late_s = seconds
         return cls(
             sequence=sequence,
             refusal=_read_text(refusal),
             verify_s=verify_s,
             decode_s=decode_s,
-            scatter_s=scatter_s,
             held_s=held_s,
             late_s=late_s,
         )
@@ -254,7 +250,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """Chunks that must not be scattered any more; when SGLang's next message is read, none of them will be."""
+    """Chunks that must not be written to the pool any more; when SGLang's next message is read, none of them will be."""
 
     sequences: tuple[int, ...]
 

@@ -29,7 +29,7 @@ from dataplanes.sglang.pd import messages
 from dataplanes.sglang.pd.edge import Guarded
 from dataplanes.sglang.pd.faults import Faults
 from dataplanes.sglang.pd.lane import AckBook, Lane
-from dataplanes.sglang.pd.memory import HostMemory, PagedPool, PoolMemory, Scratch
+from dataplanes.sglang.pd.memory import HostMemory, PagedPool, PoolMemory
 from dataplanes.sglang.pd.messages import Capability, Endpoint
 from dataplanes.sglang.pd.peers import Messenger, Peers
 from dataplanes.sglang.pd.receiver import Receiver, ReceiverParts
@@ -398,7 +398,6 @@ class PdPlane:
             acks=acks,
             reply_to=access.reply_to,
             clock=self._clock,
-            scratch=Scratch(pool.layout, max(1, area.slot_bytes // pool.layout.token_bytes)),
             counting=self.agent,
         )
         self._lanes.append(lane)

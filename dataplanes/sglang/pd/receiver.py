@@ -1,4 +1,4 @@
-"""The decode side: verify, decode and scatter each frame before SGLang hears of success, and answer for it."""
+"""The decode side: verify each frame and decode it into the pool before SGLang hears of success, and answer for it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Final
 
 from controld.contract.clock import Clock
 from controld.contract.effect import Effect, Half, Path, Verdict
-from dataplanes.kvcodec import FrameError, FrameErrorReason, KVLayout, decode_frame, peek_header
+from dataplanes.kvcodec import FrameError, KVLayout, decode_frame, peek_header
 from dataplanes.sglang.pd.edge import Guarded
 from dataplanes.sglang.pd.faults import Faults
-from dataplanes.sglang.pd.memory import PagedPool, PoolError, Scratch
+from dataplanes.sglang.pd.memory import PagedPool, PoolError
 from dataplanes.sglang.pd.messages import Ack, Cancel, Chunk, Finish, Grant, Open
 from dataplanes.sglang.pd.peers import Messenger
 from dataplanes.sglang.pd.ports import PlaneAgent
@@ -69,7 +69,6 @@ class _Timing:
     arrived_s: float
     verify_s: float = 0.0
     decode_s: float = 0.0
-    scatter_s: float = 0.0
     late_s: float = 0.0
 
 
@@ -103,11 +102,10 @@ class Receiver:
         self._parts = parts
         self._work: queue.SimpleQueue[tuple[Chunk, float] | Finish | None] = queue.SimpleQueue()
         self._cancelled: OrderedDict[int, None] = OrderedDict()
-        # Held from the last look at `_cancelled` to the end of a scatter, so that a cancelled chunk is never scattered.
-        self._scattering = threading.Lock()
+        # Held from the last look at `_cancelled` to the end of a decoding, so that a cancelled chunk is never written.
+        self._writing = threading.Lock()
         self._loans = threading.Lock()
         self._transfers: OrderedDict[str, _Received] = OrderedDict()
-        self._scratch = Scratch(parts.layout, max(1, parts.area.slot_bytes // parts.layout.token_bytes))
 
     def start(self) -> None:
         """Start the decode thread."""
@@ -138,8 +136,8 @@ class Receiver:
         self._work.put((message, self._parts.clock.monotonic_s()))
 
     def on_cancel(self, message: Cancel) -> None:
-        """After this returns, none of these chunks will be scattered."""
-        with self._scattering:
+        """After this returns, none of these chunks will be written to the pool."""
+        with self._writing:
             for sequence in message.sequences:
                 self._cancelled[sequence] = None
             while len(self._cancelled) > _MAX_OPEN_TRANSFERS:
@@ -181,7 +179,6 @@ class Receiver:
             refusal=refusal,
             verify_s=timing.verify_s,
             decode_s=timing.decode_s,
-            scatter_s=timing.scatter_s,
             held_s=now_s - arrived_s,
             late_s=timing.late_s,
         )
@@ -200,19 +197,14 @@ class Receiver:
             verified_s = clock.monotonic_s()
             timing.verify_s = verified_s - started_s - timing.late_s
             frame = parts.area.slot(slot)[: chunk.frame_bytes]
-            if chunk.tokens > self._scratch.max_tokens:
-                raise _RefusedError(FrameErrorReason.TOO_LARGE.value)
-            planes = self._scratch.planes(chunk.tokens)
-            decode_frame(frame, planes, artefacts=parts.artefacts)
-            parts.faults.spoil_decoded(planes)
-            decoded_s = clock.monotonic_s()
-            timing.decode_s = decoded_s - verified_s
-            with self._scattering:
+            rows = parts.pool.rows(chunk.pages, chunk.tokens)
+            with self._writing:
                 if chunk.sequence in self._cancelled or not parts.room_is_alive(chunk.room):
                     raise _RefusedError(Refusal.ROOM_GONE)
-                parts.pool.scatter(planes, chunk.pages, chunk.tokens)
+                decode_frame(frame, parts.pool.planes, rows=rows, artefacts=parts.artefacts)
+                parts.faults.spoil_decoded(parts.pool.planes, rows)
                 parts.pool.memory.settle()
-            timing.scatter_s = clock.monotonic_s() - decoded_s
+            timing.decode_s = clock.monotonic_s() - verified_s
         finally:
             with self._loans:
                 parts.loans.end_use(chunk.grant_id, clock.monotonic_s())
@@ -251,7 +243,7 @@ class Receiver:
             self._transfers.popitem(last=False)
         received.wire_bytes += chunk.frame_bytes
         received.last_s = now_s
-        busy_s = timing.verify_s + timing.decode_s + timing.scatter_s
+        busy_s = timing.verify_s + timing.decode_s
         received.wait_s += max(0.0, now_s - timing.arrived_s - timing.late_s - busy_s)
         if not refusal:
             received.chunks += 1
