@@ -250,7 +250,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """Chunks that must not be written to the pool any more; when SGLang's next message is read, none of them will be."""
+    """Chunks that must not be written to the pool any more; once SGLang's next message is read, none will be."""
 
     sequences: tuple[int, ...]
 
