@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 Json = dict[str, Any]
@@ -30,6 +31,27 @@ class DecisionFilter:
     arm_id: str | None = None
 
 
+class ImportFormat(StrEnum):
+    """What a document of candidates may be."""
+
+    CONTROLD = "controld"
+    KVSERVE = "kvserve"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateImport:
+    """How a document of candidates is to be read.
+
+    Args:
+        model: fingerprint of the model that a KVServe library is for; None finds it by name.
+        workload: whose profiles those of a KVServe library become; None takes its data set.
+    """
+
+    format: ImportFormat = ImportFormat.CONTROLD
+    model: str | None = None
+    workload: str | None = None
+
+
 class AdminBackend(Protocol):
     """Reads are snapshots; writes name what they did.
 
@@ -46,7 +68,13 @@ class AdminBackend(Protocol):
 
     async def dataplanes(self) -> list[Json]: ...
 
+    async def spaces(self) -> list[Json]: ...
+
     async def candidates(self, workload: str | None) -> list[Json]: ...
+
+    async def export_candidates(self) -> Json: ...
+
+    async def import_candidates(self, text: str, wanted: CandidateImport) -> Json: ...
 
     async def decisions(self, wanted: DecisionFilter) -> Json: ...
 
@@ -69,6 +97,12 @@ class AdminBackend(Protocol):
     async def study(self, study_id: str) -> Json: ...
 
     async def cancel_study(self, study_id: str) -> Json: ...
+
+    async def pause_study(self, study_id: str) -> Json: ...
+
+    async def resume_study(self, study_id: str) -> Json: ...
+
+    async def compare_studies(self, study_ids: Sequence[str]) -> tuple[Json, ...]: ...
 
     def study_events(self, study_id: str) -> AsyncIterator[Json]:
         """Every change of a study, the present state first; ends with the study."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Protocol
 
 from controld import __version__
-from controld.admin.backend import DecisionFilter, HypotheticalContext, Json
+from controld.admin.backend import CandidateImport, DecisionFilter, HypotheticalContext, Json
+from controld.admin.candidate_exchange import CandidateExchange
 from controld.admin.problem import NotFoundError, UnavailableError
+from controld.admin.spaces import describe_spaces
 from controld.candidates.distill import pareto_front
 from controld.candidates.profile import Profile
 from controld.contract.clock import Clock
@@ -23,7 +26,7 @@ from controld.fleet.server import FleetServer
 from controld.fleet.session import AgentSession
 from controld.planning.planner import Planner
 from controld.policy.source import PolicySource, ReloadOutcome
-from controld.profiling.service import StudyNotFoundError
+from controld.profiling.errors import StudyNotFoundError
 from controld.store.errors import GoneError
 from controld.store.errors import NotFoundError as NotStoredError
 from controld.store.interface import Store
@@ -40,6 +43,12 @@ class Studies(Protocol):
     async def get(self, study_id: str) -> Json: ...
 
     async def cancel(self, study_id: str) -> Json: ...
+
+    async def pause(self, study_id: str) -> Json: ...
+
+    async def resume(self, study_id: str) -> Json: ...
+
+    async def compare(self, study_ids: Sequence[str]) -> tuple[Json, ...]: ...
 
     def events(self, study_id: str) -> AsyncIterator[Json]: ...
 
@@ -79,6 +88,7 @@ class DaemonBackend:
         self._studies = studies
         self._clock = clock
         self._started_unix_s = clock.unix_s()
+        self._exchange = CandidateExchange(store, fleet.sessions, planner.profiles_changed, clock)
 
     def ready(self) -> tuple[bool, str]:
         """Serving is ready: components started, policies in force."""
@@ -141,6 +151,10 @@ class DaemonBackend:
         """Every agent that is connected, and those that left lately."""
         return [_agent_details(session) for session in self._fleet.sessions(include_gone=True)]
 
+    async def spaces(self) -> list[Json]:
+        """What connected agents advertise; counted in a thread, as a space may be large."""
+        return await asyncio.to_thread(describe_spaces, self._fleet.sessions())
+
     async def candidates(self, workload: str | None) -> list[Json]:
         """All profiles, with their mark on the Pareto front of their model and workload."""
         records = await self._store.profiles.list(workload=workload)
@@ -149,7 +163,9 @@ class DaemonBackend:
         for profile in profiles:
             key = (profile.model_fingerprint, profile.workload, profile.sender_hardware, profile.receiver_hardware)
             groups.setdefault(key, []).append(profile)
-        front = {id(profile) for group in groups.values() for profile in pareto_front(group)}
+        # What was imported without a loss would beat everything that has one.
+        measured = ([profile for profile in group if profile.loss_samples] for group in groups.values())
+        front = {id(profile) for group in measured for profile in pareto_front(group)}
         return [
             {
                 **profile.to_document(),
@@ -161,6 +177,12 @@ class DaemonBackend:
             }
             for profile in profiles
         ]
+
+    async def export_candidates(self) -> Json:
+        return await self._exchange.export()
+
+    async def import_candidates(self, text: str, wanted: CandidateImport) -> Json:
+        return await self._exchange.take(text, wanted)
 
     async def decisions(self, wanted: DecisionFilter) -> Json:
         """Effects, newest first, and how many there are by arm, path, verdict and reason."""
@@ -264,6 +286,18 @@ class DaemonBackend:
     async def cancel_study(self, study_id: str) -> Json:
         with _study_named():
             return await self._studies.cancel(study_id)
+
+    async def pause_study(self, study_id: str) -> Json:
+        with _study_named():
+            return await self._studies.pause(study_id)
+
+    async def resume_study(self, study_id: str) -> Json:
+        with _study_named():
+            return await self._studies.resume(study_id)
+
+    async def compare_studies(self, study_ids: Sequence[str]) -> tuple[Json, ...]:
+        with _study_named():
+            return await self._studies.compare(study_ids)
 
     def study_events(self, study_id: str) -> AsyncIterator[Json]:
         with _study_named():

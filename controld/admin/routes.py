@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from collections.abc import Awaitable, Callable
@@ -11,7 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
-from controld.admin.backend import AdminBackend, DecisionFilter, HypotheticalContext
+from controld.admin.backend import AdminBackend, CandidateImport, DecisionFilter, HypotheticalContext, ImportFormat
+from controld.admin.event_stream import stream_events
 from controld.contract.decision import DEFAULT_CLASS
 from controld.contract.errors import FieldError
 from controld.contract.quantity import parse_rate_bytes_per_s, parse_size_bytes
@@ -20,6 +20,8 @@ from controld.obs.metrics import CONTENT_TYPE, Metrics
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_LISTED = 1000
+MAX_COMPARED = 16
+MAX_IMPORT_BYTES = 64 * 2**20
 _DIGITS = 9
 
 
@@ -96,6 +98,35 @@ async def _body(request: web.Request) -> dict[str, Any]:
     return data
 
 
+async def _long_text(request: web.Request) -> str:
+    """A body that may be longer than those of other requests."""
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > MAX_IMPORT_BYTES:
+            raise FieldError("body", f"is longer than {MAX_IMPORT_BYTES} bytes")
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise FieldError("body", f"not UTF-8: {error}") from error
+
+
+def _import(request: web.Request) -> CandidateImport:
+    text = request.query.get("format", ImportFormat.CONTROLD.value)
+    if text not in list(ImportFormat):
+        raise FieldError("format", f'"{text}" is none of {", ".join(ImportFormat)}')
+    wanted = CandidateImport(
+        format=ImportFormat(text), model=request.query.get("model"), workload=request.query.get("workload")
+    )
+    for name in ("model", "workload"):
+        value = getattr(wanted, name)
+        if value is not None and wanted.format is ImportFormat.CONTROLD:
+            raise FieldError(name, "is for format=kvserve only: our own documents say it with each profile")
+        if value is not None and not (value and value.isprintable()):
+            raise FieldError(name, f"{value!r} is not a name")
+    return wanted
+
+
 def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
     """All operations but the OpenAPI document itself."""
 
@@ -115,8 +146,17 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
     async def dataplanes(_: web.Request) -> web.Response:
         return _json({"dataplanes": await backend.dataplanes()})
 
+    async def spaces(_: web.Request) -> web.Response:
+        return _json({"spaces": await backend.spaces()})
+
     async def candidates(request: web.Request) -> web.Response:
         return _json({"candidates": await backend.candidates(request.query.get("workload"))})
+
+    async def export_candidates(_: web.Request) -> web.Response:
+        return _json(await backend.export_candidates())
+
+    async def import_candidates(request: web.Request) -> web.Response:
+        return _json(await backend.import_candidates(await _long_text(request), _import(request)))
 
     async def decisions(request: web.Request) -> web.Response:
         wanted = DecisionFilter(
@@ -154,15 +194,20 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
     async def cancel_study(request: web.Request) -> web.Response:
         return _json(await backend.cancel_study(request.match_info["id"]))
 
+    async def pause_study(request: web.Request) -> web.Response:
+        return _json(await backend.pause_study(request.match_info["id"]))
+
+    async def resume_study(request: web.Request) -> web.Response:
+        return _json(await backend.resume_study(request.match_info["id"]))
+
+    async def compare_studies(request: web.Request) -> web.Response:
+        identities = [part for part in request.query.get("ids", "").split(",") if part]
+        if not 1 <= len(identities) <= MAX_COMPARED:
+            raise FieldError("ids", f"must be 1 to {MAX_COMPARED} studies", hint="as ?ids=A,B")
+        return _json({"studies": await backend.compare_studies(identities)})
+
     async def study_events(request: web.Request) -> web.StreamResponse:
-        events = backend.study_events(request.match_info["id"])
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-        await response.prepare(request)
-        # A reader that leaves is no error of ours.
-        with contextlib.suppress(ConnectionResetError):
-            async for event in events:
-                await response.write(b"data: " + json.dumps(event, allow_nan=False).encode() + b"\n\n")
-        return response
+        return await stream_events(request, backend.study_events(request.match_info["id"]))
 
     def get(path: str, handler: Handler, summary: str, **rest: Any) -> Route:
         return Route(method="GET", path=path, handler=handler, summary=summary, **rest)
@@ -174,9 +219,21 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
         get("/metrics", metrics_text, "Prometheus metrics", media_type="text/plain"),
         get("/v1/status", status, "Policy generation, agents, links, counts of decisions"),
         get("/v1/dataplanes", dataplanes, "Connected agents with desired, acked, effective and last failed version"),
+        get("/v1/spaces", spaces, "The strategy spaces that connected agents advertise, with their sizes"),
         get(
             "/v1/candidates", candidates, "Profiles with their objectives and whether each is on the Pareto front",
             query=(parameter(name="workload", description="only this workload"),),
+        ),
+        get("/v1/candidates/export", export_candidates, "Every profile as one document, to import elsewhere"),
+        Route(
+            method="POST", path="/v1/candidates/import", handler=import_candidates, statuses=(200, 400, 503),
+            body="what the export gave, or a KVServe profile library",
+            summary="Store the profiles of a document, all or nothing; a newer one here stays",
+            query=(
+                parameter(name="format", description="controld (unless given) or kvserve"),
+                parameter(name="model", description="kvserve: fingerprint of the model, found by name unless given"),
+                parameter(name="workload", description="kvserve: whose profiles they become, its dataset unless given"),
+            ),
         ),
         get(
             "/v1/decisions", decisions, "Effects, newest first, and counts by arm, path and reason",
@@ -209,10 +266,23 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
             summary="Start a profiling study",
         ),
         get("/v1/studies", studies, "All studies"),
+        get(
+            "/v1/studies/compare", compare_studies, "The hypervolume by trial of some studies",
+            statuses=(200, 400, 404),
+            query=(parameter(name="ids", description="study ids with commas between", required=True),),
+        ),
         get("/v1/studies/{id}", study, "One study with its trials", statuses=(200, 404)),
         get(
-            "/v1/studies/{id}/events", study_events, "Changes of a study as server-sent events",
+            "/v1/studies/{id}/events", study_events, "States of a study as server-sent events, until it ends",
             media_type="text/event-stream", statuses=(200, 404),
+        ),
+        Route(
+            method="POST", path="/v1/studies/{id}/pause", handler=pause_study, statuses=(200, 404, 422),
+            summary="Begin no new trials; those that run are still taken",
+        ),
+        Route(
+            method="POST", path="/v1/studies/{id}/resume", handler=resume_study, statuses=(200, 404, 422),
+            summary="Go on with a paused study",
         ),
         Route(
             method="DELETE", path="/v1/studies/{id}", handler=cancel_study, statuses=(200, 404),

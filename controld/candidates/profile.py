@@ -188,6 +188,11 @@ class Profile:
             document["loss_upper_nats"] = None
         return {"format": _FORMAT, **document}
 
+    @staticmethod
+    def document_format() -> int:
+        """The `format` of documents that `to_document` writes and `from_document` reads."""
+        return _FORMAT
+
     def to_json(self) -> str:
         """Canonical JSON."""
         return json.dumps(self.to_document(), sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,10 @@ class AdminClient:
         chosen = {name: value for name, value in query.items() if value is not None}
         return self._succeed("GET", path + ("?" + urlencode(chosen) if chosen else ""), None)
 
-    def post(self, path: str, body: Any = None) -> Any:
-        """The body of a successful answer. Raises: AdminError."""
-        return self._succeed("POST", path, body)
+    def post(self, path: str, body: Any = None, **query: str | None) -> Any:
+        """The body of a successful answer; bytes are sent as they are. Raises: AdminError."""
+        chosen = {name: value for name, value in query.items() if value is not None}
+        return self._succeed("POST", path + ("?" + urlencode(chosen) if chosen else ""), body)
 
     def delete(self, path: str) -> Any:
         """The body of a successful answer. Raises: AdminError."""
@@ -79,7 +81,7 @@ class AdminClient:
         """
         connection = self._connect()
         try:
-            content = None if body is None else json.dumps(body).encode()
+            content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
             headers = {"Accept": "application/json"} | ({"Content-Type": "application/json"} if content else {})
             connection.request(method, path, body=content, headers=headers)
             response = connection.getresponse()
@@ -93,8 +95,31 @@ class AdminClient:
         finally:
             connection.close()
 
+    def events(self, path: str) -> Iterator[Any]:
+        """Server-sent events, until the daemon ends them.
+
+        Raises:
+            AdminError: refused; or `admin.broken`, when the stream breaks off or is silent, as when the daemon dies.
+        """
+        connection = self._connect()
+        try:
+            connection.request("GET", path, headers={"Accept": "text/event-stream"})
+            response = connection.getresponse()
+            if response.status >= 400:
+                self._check("GET", path, AdminResponse(response.status, json.loads(response.read() or b"null")))
+            while line := response.readline():
+                if line.startswith(b"data:"):
+                    yield json.loads(line.removeprefix(b"data:"))
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise AdminError(f"GET {path} broke off: {error!r}", code="admin.broken") from error
+        finally:
+            connection.close()
+
     def _succeed(self, method: str, path: str, body: Any) -> Any:
-        response = self.request(method, path, body)
+        return self._check(method, path, self.request(method, path, body))
+
+    @staticmethod
+    def _check(method: str, path: str, response: AdminResponse) -> Any:
         if response.status < 400:
             return response.body
         problem = response.body if isinstance(response.body, dict) else {}

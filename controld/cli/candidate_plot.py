@@ -1,147 +1,239 @@
-"""The plot of candidates: loss against ratio with error bars, and all three objectives in space."""
+"""The plots of candidates: a page with the front in space, to turn and to point at, and a picture for reports."""
 
 from __future__ import annotations
 
-import base64
-import html
-import io
+import json
+import math
+from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from controld.contract.configuration_label import configuration_label
 from controld.contract.errors import ControldError
 
+Row = dict[str, Any]
+
 _LOSS_FLOOR_NATS = 1e-6
-_MAX_LABELS = 12
+_MAX_LABELS = 10
+_PANEL_INCHES = (15.0, 7.0)
+_DATA_MARK = "/*DATA*/"
+
+COLOURS = ("#3b6fb6", "#d1692e", "#3f8f4f", "#a2456f", "#7a5cb8", "#8a7431", "#2a8f9c", "#5b6470")
+"""By coder, in the order of their names; the same in the page and the picture."""
 
 
-def write_plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Write the plot; the suffix decides the format.
+def write_plots(rows: Sequence[Row], path: Path) -> list[Path]:
+    """Write what the path asks for: into a folder a page and a picture, else one file by its suffix.
 
     Args:
-        rows: candidates as `GET /v1/candidates` gives them, of one or more workloads.
+        rows: candidates as `GET /v1/candidates` gives them; those without a measured loss are left out.
+
+    Returns:
+        What was written.
 
     Raises:
-        ControldError: there is nothing to plot, or matplotlib is not installed.
+        ControldError: there is nothing to plot, matplotlib is needed and not installed, or a file cannot be written.
     """
-    if not rows:
-        raise ControldError("there are no candidates to plot", code="cli.plot", hint="controld profile --grid")
+    plotted = [row for row in rows if row["loss_samples"]]
+    if not plotted:
+        raise ControldError(
+            "there are no candidates with a measured loss to plot", code="cli.plot", hint="controld profile --grid"
+        )
+    targets = [path] if path.suffix else [path / "front.html", path / "front.png"]
+    try:
+        if not path.suffix:
+            path.mkdir(parents=True, exist_ok=True)
+        for target in targets:
+            if target.suffix == ".html":
+                target.write_text(page(plotted), encoding="utf-8")
+            else:
+                _write_picture(plotted, target)
+    except OSError as error:
+        raise ControldError(f"{path}: cannot be written: {error.strerror}", code="cli.file") from error
+    return targets
+
+
+def page(rows: Sequence[Row]) -> str:
+    """One HTML file that needs nothing else: no network, no library."""
+    groups = [
+        {
+            "title": title,
+            "points": [
+                {
+                    "id": row["config_id"],
+                    "label": configuration_label(row["configuration"]),
+                    "code": _coder(row),
+                    "loss": _loss(row),
+                    "lossMean": row["loss_mean_nats"],
+                    "lossError": row["loss_se_nats"],
+                    "lossUpper": row["loss_upper_nats"],
+                    "samples": row["loss_samples"],
+                    "secondsPerByte": _seconds_per_byte(row),
+                    "bytesRatio": row["bytes_objective"],
+                    "ratio": row["ratio"],
+                    "front": bool(row["pareto"]),
+                    "from": f"{row['provenance']}, {row['corpus']}",
+                }
+                for row in members
+            ],
+        }
+        for title, members in _groups(rows)
+    ]
+    data = {"colours": _coder_colours(rows), "groups": groups}
+    # "</script>" within a text would end the element that holds the data.
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
+    template = resources.files("controld.cli").joinpath("candidate_page.html").read_text(encoding="utf-8")
+    return template.replace(_DATA_MARK, text)
+
+
+def _write_picture(rows: Sequence[Row], path: Path) -> None:
     try:
         # A backend without a display, and without pyplot's global state.
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ControldError(
-            f"matplotlib is missing: {error}", code="cli.plot", hint="pip install 'controld[plot]'"
+            f"matplotlib is missing: {error}", code="cli.plot", hint='pip install "controld[plot]"'
         ) from error
-    figure = Figure(figsize=(13, 5.6), layout="constrained")
-    _plot_loss_and_ratio(figure.add_subplot(1, 2, 1), rows)
-    _plot_space(figure.add_subplot(1, 2, 2, projection="3d"), rows)
-    workloads = sorted({row["workload"] for row in rows})
-    figure.suptitle(f"candidates for {', '.join(workloads)}: filled and labelled = on the Pareto front")
-    if path.suffix == ".html":
-        image = io.BytesIO()
-        figure.savefig(image, format="png", dpi=110)
-        path.write_text(_page(rows, base64.b64encode(image.getvalue()).decode()))
-    else:
-        figure.savefig(path, dpi=130)
+    groups = _groups(rows)
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(width, height * len(groups)), layout="constrained")
+    colours = _coder_colours(rows)
+    parts = figure.subfigures(len(groups), 1, squeeze=False)[:, 0]
+    for part, (title, members) in zip(parts, groups, strict=True):
+        part.suptitle(f"{title}\nfilled = on the Pareto front", fontsize=10)
+        grid = part.add_gridspec(1, 2, width_ratios=(1, 1.1))
+        _plot_loss_and_bytes(part.add_subplot(grid[0]), members, colours)
+        _plot_space(part.add_subplot(grid[1], projection="3d"), members, colours)
+    figure.savefig(path, dpi=130)
 
 
-def _loss(row: dict[str, Any]) -> float:
+def _groups(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Rows that may be compared, with what they have in common."""
+    groups: dict[tuple[str, str, str, str], list[Row]] = {}
+    for row in rows:
+        key = (row["workload"], row["model_fingerprint"], row["sender_hardware"], row["receiver_hardware"])
+        groups.setdefault(key, []).append(row)
+    titled = []
+    for (workload, fingerprint, sender, receiver), members in groups.items():
+        places = sender if sender == receiver else f"{sender} → {receiver}"
+        titled.append((f"workload {workload}, model {fingerprint[:12]}, {places or 'unknown hardware'}", members))
+    return titled
+
+
+def _loss(row: Row) -> float:
     return max(float(row["loss_mean_nats"]), 0.0) + _LOSS_FLOOR_NATS
 
 
-def _coder_colours(rows: list[dict[str, Any]]) -> dict[str, str]:
-    coders = sorted({str(row["configuration"].get("code", "")) for row in rows})
-    return {code: f"C{index % 10}" for index, code in enumerate(coders)}
+def _seconds_per_byte(row: Row) -> float:
+    """On a log axis no time at all has no place: a femtosecond stands for it."""
+    return max(float(row["latency_s_per_byte"]), 1e-15)
 
 
-def _plot_loss_and_ratio(axes: Any, rows: list[dict[str, Any]]) -> None:
-    for code, colour in _coder_colours(rows).items():
+def _coder(row: Row) -> str:
+    return str(row["configuration"].get("code", ""))
+
+
+def _coder_colours(rows: Sequence[Row]) -> dict[str, str]:
+    return {code: COLOURS[i % len(COLOURS)] for i, code in enumerate(sorted({_coder(row) for row in rows}))}
+
+
+def _plot_loss_and_bytes(axes: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
+    for code, colour in colours.items():
         label: str | None = code
         for on_front in (True, False):
-            chosen = [r for r in rows if r["configuration"].get("code", "") == code and bool(r["pareto"]) is on_front]
+            chosen = [row for row in rows if _coder(row) == code and bool(row["pareto"]) is on_front]
             if not chosen:
                 continue
             axes.errorbar(
-                [row["ratio"] for row in chosen],
+                [row["bytes_objective"] for row in chosen],
                 [_loss(row) for row in chosen],
                 yerr=[row["loss_se_nats"] for row in chosen],
                 fmt="o",
                 color=colour,
                 markerfacecolor=colour if on_front else "none",
                 markersize=5,
-                capsize=3,
-                linewidth=1,
+                capsize=2,
+                linewidth=0.8,
+                alpha=1.0 if on_front else 0.5,
                 label=label,
             )
             label = None
-    best: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        held = best.get(row["lossy_id"])
-        if row["pareto"] and (held is None or row["ratio"] > held["ratio"]):
-            best[row["lossy_id"]] = row
-    for row in sorted(best.values(), key=lambda row: row["ratio"])[-_MAX_LABELS:]:
+    for row in _spread(_staircase(rows), _MAX_LABELS):
         axes.annotate(
-            configuration_label({k: v for k, v in row["configuration"].items() if k != "code"}),
-            (row["ratio"], _loss(row)),
+            configuration_label({name: value for name, value in row["configuration"].items() if name != "code"}),
+            (row["bytes_objective"], _loss(row)),
             textcoords="offset points",
-            xytext=(6, -9),
+            xytext=(-6, -4),
             fontsize=7,
+            ha="right",
+            va="top",
         )
+    axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.margins(x=0.15)
-    axes.set_xlabel("ratio (raw bytes / wire bytes)")
-    axes.set_ylabel("loss (nats per token) at the worst prompt length, +- standard error")
+    axes.margins(x=0.3)
+    _plain_ticks(axes.xaxis)
+    axes.set_xlabel("wire bytes / raw bytes")
+    axes.set_ylabel("loss + 1e-6 (nats per token), ± standard error")
     axes.grid(visible=True, which="both", alpha=0.2)
-    axes.legend(title="coder", loc="upper left")
+    axes.legend(title="coder", loc="best", fontsize=8)
 
 
-def _plot_space(axes: Any, rows: list[dict[str, Any]]) -> None:
-    import math
-
-    colours = _coder_colours(rows)
-    for row in rows:
-        colour = colours[str(row["configuration"].get("code", ""))]
-        axes.scatter(
-            [math.log10(_loss(row))],
-            [row["ratio"]],
-            [row["latency_s_per_byte"] * 1e9],
-            color=colour,
-            marker="o" if row["pareto"] else "x",
-            alpha=1.0 if row["pareto"] else 0.35,
-        )
-    axes.set_xlabel("log10 loss (nats)")
-    axes.set_ylabel("ratio")
-    axes.set_zlabel("encode + decode (ns per raw byte)")
+def _staircase(rows: Sequence[Row]) -> list[Row]:
+    """From the fewest bytes on, the rows that lose less than any with as few bytes: the outline towards the corner."""
+    steps: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row["bytes_objective"], _loss(row))):
+        if not steps or _loss(row) < _loss(steps[-1]):
+            steps.append(row)
+    return steps
 
 
-def _page(rows: list[dict[str, Any]], image: str) -> str:
-    head = ("configuration", "loss (nats)", "at most", "ratio", "ns per byte", "front", "where from")
-    body = [
-        (
-            configuration_label(row["configuration"]),
-            f"{row['loss_mean_nats']:.5f} ± {row['loss_se_nats']:.5f}",
-            "?" if row["loss_upper_nats"] is None else f"{row['loss_upper_nats']:.5f}",
-            f"{row['ratio']:.2f}",
-            f"{row['latency_s_per_byte'] * 1e9:.2f}",
-            "yes" if row["pareto"] else "",
-            f"{row['provenance']}, {row['corpus']}",
-        )
+def _spread(rows: list[Row], count: int) -> list[Row]:
+    """At most so many, evenly over the list, with both ends."""
+    if len(rows) <= count:
+        return rows
+    return [rows[round(index * (len(rows) - 1) / (count - 1))] for index in range(count)]
+
+
+def _plot_space(axes: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
+    """Matplotlib has no log axes in space: logarithms are drawn and the ticks named by their values."""
+    points = [
+        (math.log10(_loss(row)), math.log10(_seconds_per_byte(row) * 1e9), math.log10(row["bytes_objective"]))
         for row in rows
     ]
-    cells = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in body)
-    titles = "".join(f"<th>{html.escape(title)}</th>" for title in head)
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>controld: candidates</title>
-<style>
-body {{ font: 14px sans-serif; margin: 2em }}
-td, th {{ padding: 2px 10px; text-align: left; border-bottom: 1px solid #ddd }}
-img {{ max-width: 100% }}
-</style>
-<h1>Candidates</h1>
-<img alt="loss against ratio, and all objectives in space" src="data:image/png;base64,{image}">
-<table><tr>{titles}</tr>
-{cells}
-</table>
-</html>
-"""
+    floor = min(z for _, _, z in points)
+    for row, (x, y, z) in zip(rows, points, strict=True):
+        colour = colours[_coder(row)]
+        if row["pareto"]:
+            axes.plot([x, x], [y, y], [floor, z], color=colour, linewidth=0.7, alpha=0.45)
+            axes.scatter([x], [y], [z], color=colour, s=26, edgecolors="white", linewidths=0.4, depthshade=False)
+        else:
+            axes.scatter([x], [y], [z], color=colour, marker="x", s=12, alpha=0.3)
+    names = ("loss + 1e-6 (nats)", "encode + decode (ns per raw byte)", "wire bytes / raw bytes")
+    for axis, name, index in zip("xyz", names, range(3), strict=True):
+        values = [point[index] for point in points]
+        ticks = log_ticks(10 ** min(values), 10 ** max(values))
+        getattr(axes, f"set_{axis}ticks")([math.log10(tick) for tick in ticks], [f"{tick:g}" for tick in ticks])
+        getattr(axes, f"set_{axis}label")(name, labelpad=8)
+        getattr(axes, f"{axis}axis").set_tick_params(labelsize=8)
+    axes.view_init(elev=22, azim=-128)
+    axes.set_box_aspect(None, zoom=0.94)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers from `low` to `high`, both positive: powers of ten, or on a short axis also their 2 and 5 fold."""
+    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    for factors in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
+        ticks = [factor * 10.0**decade for decade in decades for factor in factors]
+        ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
+        if len(ticks) >= 3:
+            return ticks
+    return [low, high] if high > low else [low]
+
+
+def _plain_ticks(axis: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0, 7.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())

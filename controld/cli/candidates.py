@@ -1,7 +1,8 @@
-"""`controld candidates`: the profiles of a workload, as a table, as JSON or as a plot."""
+"""`controld candidates`: the profiles of a workload, as a table, as JSON or as a plot; and profiles in and out."""
 
 from __future__ import annotations
 
+import json
 import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -13,48 +14,120 @@ from controld.cli.console import console
 from controld.contract.configuration_label import configuration_label
 from controld.contract.errors import ControldError
 
-SUMMARY = "show profiles, their quality, bytes and time, and the Pareto front"
+SUMMARY = "show profiles, their quality, bytes and time, and the Pareto front; carry them from daemon to daemon"
 EXAMPLES = """\
 examples:
   controld candidates
   controld candidates --workload dialogue --pareto
   controld candidates --max-loss 0.02               only what a class with that limit could use
-  controld candidates --plot front.html             loss against ratio, with error bars, and in three dimensions
+  controld candidates --plot plots/                 plots/front.html (turn it, point at it) and plots/front.png
   controld candidates --json | jq '.[] | select(.pareto) | .config_id'
+  controld candidates --export candidates.json      every profile, to keep or to carry elsewhere
+  controld candidates --import candidates.json      all or nothing; of the same measurement the newer one stays
+  controld candidates --import-kvserve 5090.json --workload qa    a profile library of KVServe, for a connected model
 
 Loss is in nats per token at the worst prompt length; "at most" is its one-sided 95 % upper bound, which is what
 policies compare with max_quality_loss_nats. Encode and decode are MB of raw KV per second at the median transfer.
+KVServe's accuracies are no loss: what comes from there has none, passes no limit, and its times are priors.
 """
 
 _PLOT_SUFFIXES = (".html", ".png", ".svg")
+_MAX_SHOWN_UNMAPPED = 20
 
 
 def configure(parser: ArgumentParser) -> None:
-    parser.add_argument("--workload", help="only this workload")
+    parser.add_argument("--workload", help="only this workload; with --import-kvserve: whose profiles they become")
     parser.add_argument("--pareto", action="store_true", help="only the Pareto front")
     parser.add_argument("--max-loss", type=float, metavar="NATS", help="only those whose upper bound is at most this")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a plot: .html, .png or .svg")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument(
+        "--plot", type=Path, metavar="PATH", help="write plots: a folder for front.html and front.png, or one file"
+    )
+    action.add_argument("--export", type=Path, metavar="FILE", help="write every profile as one JSON document")
+    action.add_argument("--import", type=Path, metavar="FILE", dest="import_file", help="read what --export wrote")
+    action.add_argument("--import-kvserve", type=Path, metavar="FILE", help="read a profile library of KVServe")
+    parser.add_argument(
+        "--model", metavar="FINGERPRINT", help="--import-kvserve: the model it is for, found by its name unless given"
+    )
 
 
 def run(arguments: Namespace) -> int:
-    if arguments.plot is not None and arguments.plot.suffix not in _PLOT_SUFFIXES:
-        raise ControldError(
-            f"{arguments.plot}: unknown kind of plot", code="cli.plot", hint=f"one of {', '.join(_PLOT_SUFFIXES)}"
-        )
-    rows = AdminClient.from_arguments(arguments).get("/v1/candidates", workload=arguments.workload)["candidates"]
-    rows = sorted((row for row in rows if _wanted(row, arguments)), key=_order)
-    if arguments.plot is not None:
-        from controld.cli.candidate_plot import write_plot
+    if arguments.model is not None and arguments.import_kvserve is None:
+        raise ControldError("--model goes with --import-kvserve", code="cli.usage")
+    chosen = arguments.export or arguments.import_file
+    if chosen is not None and (arguments.workload or arguments.pareto or arguments.max_loss is not None):
+        raise ControldError("--export and --import take every profile", code="cli.usage", hint="leave the filters out")
+    client = AdminClient.from_arguments(arguments)
+    if arguments.export is not None:
+        return _export(client, arguments)
+    if arguments.import_file is not None or arguments.import_kvserve is not None:
+        return _import(client, arguments)
+    return _list(client, arguments)
 
-        write_plot(rows, arguments.plot)
+
+def _list(client: AdminClient, arguments: Namespace) -> int:
+    if arguments.plot is not None and arguments.plot.suffix and arguments.plot.suffix not in _PLOT_SUFFIXES:
+        raise ControldError(
+            f"{arguments.plot}: unknown kind of plot",
+            code="cli.plot",
+            hint=f"a folder, or a file that ends in {', '.join(_PLOT_SUFFIXES)}",
+        )
+    rows = client.get("/v1/candidates", workload=arguments.workload)["candidates"]
+    rows = sorted((row for row in rows if _wanted(row, arguments)), key=_order)
+    written: list[Path] = []
+    if arguments.plot is not None:
+        from controld.cli.candidate_plot import write_plots
+
+        written = write_plots(rows, arguments.plot)
     if arguments.json:
         print_json(rows)
     elif rows:
         _show(rows)
-        if arguments.plot is not None:
-            print(f"plot: {arguments.plot}")
+        for path in written:
+            print(f"plot: {path}")
     else:
         print("no profiles; measure some: controld profile --grid")
+    return 0
+
+
+def _export(client: AdminClient, arguments: Namespace) -> int:
+    document = client.get("/v1/candidates/export")
+    target: Path = arguments.export
+    scratch = target.with_name(target.name + ".partial")
+    try:
+        scratch.write_text(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+        scratch.replace(target)
+    except OSError as error:
+        raise ControldError(f"{target}: cannot be written: {error.strerror}", code="cli.file") from error
+    outcome = {"file": str(target), "profiles": len(document["profiles"])}
+    if arguments.json:
+        print_json(outcome)
+    else:
+        print(f"{outcome['profiles']} profiles: {target}")
+    return 0
+
+
+def _import(client: AdminClient, arguments: Namespace) -> int:
+    source: Path = arguments.import_file or arguments.import_kvserve
+    try:
+        content = source.read_bytes()
+    except OSError as error:
+        raise ControldError(f"{source}: cannot be read: {error.strerror}", code="cli.file") from error
+    kind = "controld" if arguments.import_file is not None else "kvserve"
+    outcome = client.post(
+        "/v1/candidates/import", content, format=kind, model=arguments.model, workload=arguments.workload
+    )
+    if arguments.json:
+        print_json(outcome)
+        return 0
+    print(f"{outcome['stored']} of {outcome['profiles']} profiles stored, {outcome['kept']} are no newer than ours")
+    unmapped = outcome["unmapped"]
+    if unmapped:
+        print(f"{len(unmapped)} have no counterpart here:")
+    for one in unmapped[:_MAX_SHOWN_UNMAPPED]:
+        print(f"  {one['profile_id']}: {one['reason']}")
+    if len(unmapped) > _MAX_SHOWN_UNMAPPED:
+        print(f"  and {len(unmapped) - _MAX_SHOWN_UNMAPPED} more; --json lists all")
     return 0
 
 
@@ -101,18 +174,20 @@ def _show(rows: list[dict[str, Any]]) -> None:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    upper = row["loss_upper_nats"]
-    measured = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row["measured_unix_s"]))
+    upper, samples = row["loss_upper_nats"], row["loss_samples"]
+    # Profiles that came without a measurement of ours have no date either.
+    when = row["measured_unix_s"]
+    measured = time.strftime("%Y-%m-%d %H:%M ", time.gmtime(when)) if when else ""
     return (
         row["config_id"][:8],
         configuration_label(row["configuration"]),
-        f"{row['loss_mean_nats']:.5f} +- {row['loss_se_nats']:.5f}",
+        f"{row['loss_mean_nats']:.5f} +- {row['loss_se_nats']:.5f}" if samples else "?",
         "?" if upper is None else f"{upper:.5f}",
-        f"{row['loss_samples']}@{row['worst_prompt_tokens']}",
+        f"{samples}@{row['worst_prompt_tokens']}" if samples else "0",
         f"{row['ratio']:.2f}",
         f"{megabytes_per_s(row, 'encode'):.0f}",
         f"{megabytes_per_s(row, 'decode'):.0f}",
         f"{row['latency_s_per_byte'] * row['median_transfer_bytes'] * 1e3:.0f}",
         "*" if row["pareto"] else "",
-        f"{measured} {row['provenance']}",
+        f"{measured}{row['provenance']}",
     )

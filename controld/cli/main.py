@@ -18,6 +18,7 @@ BUILT_IN = {
     "status": "show agents, links, policies and what transfers did",
     "explain": "say why a transfer was sent as it was, or what would be decided",
     "candidates": "show profiles, their quality, bytes and time, and the Pareto front",
+    "space": "show what a plane can be told to do: its parameters, their values and what excludes what",
     "profile": "measure configurations on the real model",
     "reload": "have the daemon read its policies again",
 }

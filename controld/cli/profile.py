@@ -1,8 +1,10 @@
-"""`controld profile`: have a profiling worker measure configurations, and watch it."""
+"""`controld profile`: have profiling workers measure configurations, and watch it."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -12,65 +14,122 @@ from typing import TYPE_CHECKING, Any
 from controld.cli.admin_client import AdminClient, AdminError
 from controld.cli.command import print_json
 from controld.contract.configuration_label import configuration_label
+from controld.contract.errors import ControldError
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
 SUMMARY = "measure configurations on the real model"
 EXAMPLES = """\
 examples:
   python -m dataplanes.sglang.profiler --model DIR --address unix:///run/controld/fleet.sock   the worker, elsewhere
-  controld profile --plane sglang --workload general --grid            measure the curated grid (minutes)
-  controld profile --plane sglang --workload general --grid --quick    a smaller one for a first look
-  controld profile --follow 20260101-120000-ab12                       watch a study that runs
-  controld profile --cancel 20260101-120000-ab12                       what it measured stays
-  controld profile --list
 
-A study belongs to the daemon: it goes on when this command ends, and after a crash of the daemon or of a worker.
+  controld profile --plane sglang --workload general --budget 200      search the space with 200 trials
+  controld profile --workload general --budget 30m                     or with 30 minutes of measuring
+  controld profile --budget 100 --restrict quantise=levels,nvfp4 --restrict sink_tokens=0,1
+  controld profile --plane sglang --workload general --grid            measure the curated grid instead (minutes)
+  controld profile --grid --quick                                      a smaller one for a first look
+
+  controld profile --list
+  controld profile --follow 20260101-120000-ab12                       watch a study that runs
+  controld profile --pause 20260101-120000-ab12                        and later --resume
+  controld profile --cancel 20260101-120000-ab12                       what it measured stays
+  controld profile --compare 20260101-120000-ab12 20260102-090000-cd34
+
+A search measures first what fills the space, then what a model of the results so far says is likely to widen the
+Pareto front of loss, bytes and time. It stops when its budget is spent, when the last max(20, 15 %) trials widened the
+front's hypervolume by less than 0.5 %, or when nothing is left. The hypervolume is shown between 0 and 1.
+
+A study belongs to the daemon: it goes on when this command ends, and after a crash of the daemon, of a worker or of
+the search. `controld candidates` shows the profiles.
 """
 
-_POLL_S = 0.5
 _PATIENCE_S = 60.0
+_RECONNECT_S = 0.2
 _QUICK_SEGMENTS = 4
+_OPEN_STATES = ("running", "paused")
+_OF_GRID = ("quick",)
+_OF_SEARCH = ("budget", "restrict", "seed", "max_segments")
+_INTEGER = re.compile(r"-?[0-9]+")
+_COLUMNS = 60
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 def configure(parser: ArgumentParser) -> None:
     action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--grid", action="store_true", help="start a study of the curated grid")
+    action.add_argument(
+        "--budget", type=_budget, metavar="N|TIME", help="search with so many trials (200), or so much measuring (30m)"
+    )
+    action.add_argument("--grid", action="store_true", help="measure the curated grid")
     action.add_argument("--follow", metavar="ID", help="watch a study")
-    action.add_argument("--cancel", metavar="ID", help="cancel a study")
+    action.add_argument("--pause", metavar="ID", help="begin nothing new in a study; what runs is finished")
+    action.add_argument("--resume", metavar="ID", help="go on with a paused study, and watch it")
+    action.add_argument("--cancel", metavar="ID", help="cancel a study; what it measured stays")
+    action.add_argument("--compare", nargs="+", metavar="ID", help="the hypervolume by trial of studies, side by side")
     action.add_argument("--list", action="store_true", help="all studies")
     parser.add_argument("--plane", default="sglang", metavar="KIND", help="kind of data plane (default: sglang)")
     parser.add_argument("--workload", default="general", help="whose texts are measured on (default: general)")
-    parser.add_argument("--quick", action="store_true", help=f"a smaller grid, {_QUICK_SEGMENTS} segments a length")
-    parser.add_argument("--segments", type=int, metavar="N", help="texts per prompt length (default: 8)")
     parser.add_argument("--lengths", type=_lengths, metavar="N,N", help="prompt lengths (default: 256,1024,2048)")
+    parser.add_argument(
+        "--segments", type=int, metavar="N", help="texts per prompt length (default: 8; search: 2 at first)"
+    )
+    parser.add_argument(
+        "--max-segments", type=int, metavar="N", help="search: texts per length for parts worth it (default: 8)"
+    )
+    parser.add_argument(
+        "--restrict",
+        action="append",
+        type=_restriction,
+        metavar="NAME=V,V",
+        help="search: only these values (controld space)",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="search: of the start points (default: 0)")
+    parser.add_argument("--quick", action="store_true", help=f"grid: a smaller one, {_QUICK_SEGMENTS} texts a length")
     parser.add_argument("--deployment", help="only workers of this deployment")
     parser.add_argument("--model", metavar="FINGERPRINT", help="only workers of this model")
-    parser.add_argument("--detach", action="store_true", help="start it and return")
+    parser.add_argument("--detach", action="store_true", help="do it and return, do not watch")
 
 
 def run(arguments: Namespace) -> int:
     client = AdminClient.from_arguments(arguments, patience_s=_PATIENCE_S)
+    hasty = AdminClient.from_arguments(arguments)
     if arguments.list:
-        return _list(AdminClient.from_arguments(arguments), arguments)
+        return _list(hasty, arguments)
+    if arguments.compare:
+        return _compare(hasty, arguments)
     if arguments.cancel:
-        study = client.delete(f"/v1/studies/{arguments.cancel}")
-        return _done(study, arguments)
-    if arguments.follow:
+        return _done(client.delete(f"/v1/studies/{arguments.cancel}"), arguments)
+    if arguments.pause:
+        return _done(client.post(f"/v1/studies/{arguments.pause}/pause"), arguments)
+    if arguments.resume:
+        study = client.post(f"/v1/studies/{arguments.resume}/resume")
+    elif arguments.follow:
         study = client.get(f"/v1/studies/{arguments.follow}")
     else:
-        study = AdminClient.from_arguments(arguments).post("/v1/studies", _request(arguments))
+        study = hasty.post("/v1/studies", _request(arguments))
     if not arguments.detach:
-        study = _watch(client, study, quiet=arguments.json)
+        _watch(client, study, quiet=arguments.json)
+        study = client.get(f"/v1/studies/{study['id']}")
     return _done(study, arguments)
 
 
 def _request(arguments: Namespace) -> dict[str, Any]:
+    foreign = _OF_SEARCH if arguments.grid else _OF_GRID
+    for name in foreign:
+        if getattr(arguments, name):
+            other = "--budget" if arguments.grid else "--grid"
+            raise ControldError(
+                f"--{name.replace('_', '-')} belongs to {other}", code="cli.profile", hint="see controld profile --help"
+            )
     body = {"plane": arguments.plane, "workload": arguments.workload}
-    if arguments.quick:
-        body |= {"grid": "quick", "segments": _QUICK_SEGMENTS}
-    for name in ("segments", "lengths", "deployment", "model"):
+    if arguments.grid:
+        if arguments.quick:
+            body |= {"grid": "quick", "segments": _QUICK_SEGMENTS}
+    else:
+        body |= {"method": "search", "budget": arguments.budget}
+        if arguments.restrict:
+            body["restrict"] = dict(arguments.restrict)
+    for name in ("segments", "max_segments", "seed", "lengths", "deployment", "model"):
         value = getattr(arguments, name)
         if value is not None:
             body[name] = value
@@ -83,116 +142,135 @@ def _list(client: AdminClient, arguments: Namespace) -> int:
         print_json(studies)
         return 0
     for study in studies:
-        counts = ", ".join(f"{number} {state}" for state, number in study["trials_by_state"].items())
-        print(f"{study['id']}  {study['state']:9}  {study['workload']} on {study['model_name']}: {counts}")
+        method = f"{study['method']} {study.get('budget', '')}".rstrip()
+        line = f"{study['id']}  {study['state']:9}  {method:12}  {study['workload']} on {study['model_name']}: "
+        print(line + (_counts(study) or "no trials yet"))
     return 0
 
 
-def _watch(client: AdminClient, study: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
-    """Poll until the study ends; a daemon that is restarted meanwhile is waited for."""
+def _compare(client: AdminClient, arguments: Namespace) -> int:
+    from rich.table import Table
+
+    from controld.cli.console import console
+
+    studies = client.get("/v1/studies/compare", ids=",".join(arguments.compare))["studies"]
+    if arguments.json:
+        print_json(studies)
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for name in ("study", "state", "method", "workload", "model"):
+        table.add_column(name, no_wrap=True)
+    for name in ("trials", "hypervolume", "front", "measuring", "search", "waiting"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("hypervolume by trial", no_wrap=True)
+    most = max(max((study["hypervolume"] for study in studies), default=0.0), 1e-9)
+    for study in studies:
+        seconds = study["seconds"]
+        table.add_row(
+            study["id"], study["state"], study["method"], study["workload"], study["model_name"],
+            str(study["trials_done"]), f"{study['hypervolume']:.4f}", str(study["front_size"]),
+            *(f"{seconds[name]:.0f} s" for name in ("measuring", "search", "waiting")),
+            sparkline(study["hypervolume_by_trial"], most),
+        )  # fmt: skip
+    console().print(table)
+    return 0
+
+
+def sparkline(values: list[float], most: float, columns: int = _COLUMNS) -> str:
+    """A curve from 0 to `most` in characters; a long one is shown by the last value of each of `columns` parts."""
+    if len(values) > columns:
+        values = [values[(column + 1) * len(values) // columns - 1] for column in range(columns)]
+    return "".join(_BARS[min(int(value / most * len(_BARS)), len(_BARS) - 1)] for value in values) if most > 0 else ""
+
+
+def _watch(client: AdminClient, study: dict[str, Any], *, quiet: bool) -> None:
+    """Show a study until it ends; a daemon that is restarted meanwhile is waited for."""
     from rich.console import Console
 
-    console = Console(highlight=False, stderr=True)
-    states = _states(client, study)
+    states = _states(client, study["id"])
     if quiet:
-        *_, study = states
-        return study
-    console.print(
-        f"study {study['id']}: {study['trials_total']} trials of {study['workload']} on {study['model_name']}"
-    )
+        for _ in states:
+            pass
+        return
+    console = Console(highlight=False, stderr=True)
+    trials = f"{study['trials_total']} trials" if study["method"] == "grid" else f"search, budget {study['budget']}"
+    console.print(f"study {study['id']}: {trials}, {study['workload']} on {study['model_name']}")
     try:
         if console.is_terminal:
-            return _watch_live(console, states)
-        return _watch_lines(states)
+            _watch_live(console, states)
+        else:
+            _watch_lines(states)
     except KeyboardInterrupt:
-        console.print(f"it goes on: controld profile --follow {study['id']}, or --cancel {study['id']}")
+        console.print(f"it goes on: controld profile --follow {study['id']}, or --pause, or --cancel")
         raise
 
 
-def _states(client: AdminClient, study: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _states(client: AdminClient, study_id: str) -> Iterator[dict[str, Any]]:
     while True:
-        yield study
-        if study["state"] != "running":
-            return
-        time.sleep(_POLL_S)
         try:
-            study = client.get(f"/v1/studies/{study['id']}")
+            for study in client.events(f"/v1/studies/{study_id}/events"):
+                yield study
+                if study["state"] not in _OPEN_STATES:
+                    return
         except AdminError as error:
-            # The daemon was killed in the middle of an answer; the next call waits for the one that follows it.
+            # The daemon was killed in the middle of the stream; the next call waits for the one that follows it.
             if error.code != "admin.broken":
                 raise
+        time.sleep(_RECONNECT_S)
 
 
-def _watch_live(console: Console, states: Iterator[dict[str, Any]]) -> dict[str, Any]:
+def _watch_live(console: Console, states: Iterator[dict[str, Any]]) -> None:
     from rich.live import Live
 
-    study: dict[str, Any] = {}
+    from controld.cli.study_screen import study_screen
+
     with Live(console=console, refresh_per_second=4) as live:
         for study in states:
-            live.update(_screen(study))
-    return study
+            live.update(study_screen(study, console.height))
 
 
-def _screen(study: dict[str, Any]) -> RenderableType:
-    from rich.console import Group
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-
-    table = Table("trial", "configuration", "state", "segments", "loss (nats/token)", "time", box=None, pad_edge=False)
-    for trial in study["trials"]:
-        table.add_row(
-            trial["id"],
-            configuration_label(trial["lossy"]),
-            _STYLES.get(trial["state"], "{}").format(trial["state"]),
-            f"{trial['segments_done']}/{trial['segments_total']}",
-            _loss(trial),
-            f"{trial['seconds']:.0f} s" if trial["seconds"] else "",
-        )
-    eta = "" if study["eta_s"] is None else f", about {study['eta_s']:.0f} s left"
-    footer = f"{study['trials_done']}/{study['trials_total']} trials, {study['age_s']:.0f} s{eta}"
-    bar = ProgressBar(total=max(study["segments_total"], 1), completed=study["segments_done"], width=60)
-    return Group(table, bar, footer)
-
-
-_STYLES = {
-    "running": "[bold cyan]{}[/]",
-    "measured": "[green]{}[/]",
-    "infeasible": "[yellow]{}[/]",
-    "failed": "[red]{}[/]",
-    "pending": "[dim]{}[/]",
-}
-
-
-def _watch_lines(states: Iterator[dict[str, Any]]) -> dict[str, Any]:
+def _watch_lines(states: Iterator[dict[str, Any]]) -> None:
     """One line a finished trial, for logs."""
     told: set[str] = set()
-    study: dict[str, Any] = {}
     for study in states:
         for trial in study["trials"]:
             if trial["id"] not in told and trial["state"] not in ("pending", "running"):
                 told.add(trial["id"])
                 eta = "?" if study["eta_s"] is None else f"{study['eta_s']:.0f}"
-                place = f"[{len(told)}/{study['trials_total']}] {configuration_label(trial['lossy'])}"
+                total = study["budget"] if isinstance(study.get("budget"), int) else study["trials_total"]
+                place = f"[{study['trials_done']}/{total}] {trial['id']} {configuration_label(trial['lossy'])}"
                 times = f"in {trial['seconds']:.0f} s, about {eta} s left"
-                line = f"{place}: {trial['state']} {_loss(trial)} {times} {trial['detail']}"
+                line = f"{place}: {trial['state']} {loss_text(trial)} {times} {trial['detail']}"
                 print(line.rstrip(), file=sys.stderr, flush=True)
-    return study
 
 
 def _done(study: dict[str, Any], arguments: Namespace) -> int:
     if arguments.json:
         print_json(study)
     else:
-        counts = ", ".join(f"{number} {state}" for state, number in study["trials_by_state"].items())
-        print(f"study {study['id']} {study['state']}: {counts}; controld candidates --workload {study['workload']}")
+        reason = f" ({study['stop_reason']})" if study["stop_reason"] else ""
+        front = f"hypervolume {study['hypervolume']:.4f}, {study['front_size']} on the front"
+        print(f"study {study['id']} {study['state']}{reason}: {_counts(study) or 'no trials'}; {front}")
+        if study["detail"]:
+            print(study["detail"])
+        print(f"controld candidates --workload {study['workload']}")
     return 1 if study["state"] == "failed" else 0
 
 
-def _loss(trial: dict[str, Any]) -> str:
+def _counts(study: dict[str, Any]) -> str:
+    return ", ".join(f"{number} {state}" for state, number in study["trials_by_state"].items())
+
+
+def loss_text(trial: dict[str, Any]) -> str:
+    """A trial's loss with its standard error; empty where there is none."""
     if trial["loss_nats"] is None:
         return ""
     error = trial["loss_se_nats"]
     return f"{trial['loss_nats']:.5f}" + (f" +- {error:.5f}" if error is not None else "")
+
+
+def _budget(text: str) -> int | str:
+    return int(text) if _INTEGER.fullmatch(text) else text
 
 
 def _lengths(text: str) -> list[int]:
@@ -200,3 +278,18 @@ def _lengths(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of lengths, as 256,1024,2048") from None
+
+
+def _restriction(text: str) -> tuple[str, list[Any]]:
+    name, equals, values = text.partition("=")
+    if not name or not equals or not values:
+        raise argparse.ArgumentTypeError(f"{text!r} is no restriction, as sink_tokens=0,1")
+    return name, [_value(part) for part in values.split(",")]
+
+
+def _value(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, int | float) else text

@@ -62,12 +62,21 @@ class TrialTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentLoss:
-    """Quality loss of one segment: mean KL(raw || coded) in nats per token; may be slightly below zero by rounding."""
+    """Quality loss of one segment.
+
+    Args:
+        prompt_tokens: the length that was asked for.
+        loss_nats: mean KL(raw || coded) in nats per token; may be slightly below zero by rounding.
+        top1_agreement: share of positions where both name the same most likely token.
+        answer_nats: by how much the mean log-likelihood of the true tokens falls when the prompt's KV is coded, in nats
+            per token; may be negative by chance. None: not measured.
+    """
 
     prompt_tokens: int
     segment: int
     loss_nats: float
     top1_agreement: float
+    answer_nats: float | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.loss_nats):
@@ -76,6 +85,8 @@ class SegmentLoss:
             raise FieldError(
                 "segment_loss.top1_agreement", f"{self.top1_agreement} is not in [0, 1]", code="trial.number"
             )
+        if self.answer_nats is not None and not math.isfinite(self.answer_nats):
+            raise FieldError("segment_loss.answer_nats", f"{self.answer_nats} is not finite", code="trial.number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

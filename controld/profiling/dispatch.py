@@ -98,7 +98,7 @@ def plan_assignments(
         if study.state is not StudyState.RUNNING:
             continue
         for trial in _open_trials(study, taken):
-            worker = next((profiler for profiler in free if _fits(profiler, study)), None)
+            worker = next((profiler for profiler in free if fits(profiler, study)), None)
             if worker is None:
                 break
             free.remove(worker)
@@ -132,12 +132,14 @@ def _open_trials(study: Study, taken: set[TrialKey]) -> list[Trial]:
     ]
 
 
-def _fits(profiler: Profiler, study: Study) -> bool:
+def fits(profiler: Profiler, study: Study) -> bool:
+    """Whether this worker can measure for this study."""
     request = study.request
     return (
         profiler.kind == request.plane
         and profiler.model_fingerprint == study.model_fingerprint
         and request.deployment in ("", profiler.deployment)
+        and study.hardware in ("", profiler.hardware)
     )
 
 

@@ -145,11 +145,11 @@ def curated_grid(space: StrategySpace, size: GridSize = GridSize.FULL) -> tuple[
         parts = dict.fromkeys(_spread(space))
     points = []
     for part in parts:
-        coders = tuple(str(full[CODER_PARAMETER]) for full in space.coders(part) if CODER_PARAMETER in full)
+        coders = coders_of(space, part)
         if size is GridSize.QUICK and len(coders) > 1:
             coders = tuple(code for code in coders if code != _UNCODED)
         if coders:
-            points.append(GridPoint(part, _cheapest_first(coders)))
+            points.append(GridPoint(part, coders))
     if not points:
         raise EmptyGridError
     return tuple(points)
@@ -160,7 +160,7 @@ def nearest(space: StrategySpace, wish: Mapping[str, Value]) -> Configuration | 
 
     Ordered numbers move to the value that is nearest on a logarithmic scale and that no rule of the space forbids,
     later parameters first.
-    What the wish leaves open takes the first category or the middle number.
+    What the wish leaves open takes its default, else the first category or the middle number.
     """
     lossy = [parameter for parameter in space.parameters if parameter.lossy]
     return next(itertools.islice(_by_distance(space, lossy, wish, {}), 1), None)
@@ -179,11 +179,14 @@ def _by_distance(
         yield from _by_distance(space, rest, wish, values)
         return
     for value in _choices(parameter, wish.get(parameter.name)):
-        yield from _by_distance(space, rest, wish, {**values, parameter.name: value})
+        written = {} if parameter.is_default(value) else {parameter.name: value}
+        yield from _by_distance(space, rest, wish, {**values, **written})
 
 
 def _choices(parameter: Parameter, wanted: Value | None) -> list[Value]:
     """What a parameter may become, the nearest first; only the very value where it is a category."""
+    if wanted is None:
+        wanted = parameter.default
     if wanted is None:
         wanted = parameter.values[len(parameter.values) // 2 if parameter.ordered else 0]
     numbers = [value for value in parameter.values if not isinstance(value, str | bool) and value >= 0]
@@ -200,6 +203,8 @@ def _spread(space: StrategySpace) -> list[Configuration]:
     return [parts[round(i * (len(parts) - 1) / (_SPREAD_PARTS - 1))] for i in range(_SPREAD_PARTS)]
 
 
-def _cheapest_first(coders: tuple[str, ...]) -> tuple[str, ...]:
+def coders_of(space: StrategySpace, part: Configuration) -> tuple[str, ...]:
+    """The coders of a lossy part, in the order in which a trial has them; none where it is no part of the space."""
+    coders = (str(full[CODER_PARAMETER]) for full in space.coders(part) if CODER_PARAMETER in full)
     # The first coder is the one that every segment runs through; the others see a few segments only.
     return tuple(sorted(coders, key=lambda code: (code != "entropy", code == _UNCODED, code)))

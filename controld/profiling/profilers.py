@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from controld.contract.trial import TrialTask
 from controld.fleet.session import AgentSession
+from controld.profiling.errors import StudyRefusedError
+from controld.profiling.request import StudyRequest
 
 PROFILER_ROLE = "profiler"
 
@@ -65,3 +67,32 @@ def profilers_among(sessions: Iterable[AgentSession]) -> tuple[Profiler, ...]:
         if session.connected and session.identity.role == PROFILER_ROLE
     ]
     return tuple(sorted(found, key=lambda profiler: profiler.agent_id))
+
+
+def choose_profiler(request: StudyRequest, connected: Sequence[Profiler]) -> Profiler:
+    """The worker whose model a study is about.
+
+    Raises:
+        StudyRefusedError: none fits, or those that fit have several models.
+    """
+    fitting = [
+        profiler
+        for profiler in connected
+        if profiler.kind == request.plane
+        and request.deployment in ("", profiler.deployment)
+        and request.model in ("", profiler.model_fingerprint)
+    ]
+    if not fitting:
+        raise StudyRefusedError(
+            f"no profiling worker for {request.plane} is connected",
+            code="study.no_profiler",
+            hint="start one: python -m dataplanes.sglang.profiler --model DIR --address ADDRESS",
+        )
+    models = {profiler.model_fingerprint: profiler.model_name for profiler in fitting}
+    if len(models) > 1:
+        raise StudyRefusedError(
+            f"profiling workers of {len(models)} models are connected",
+            code="study.ambiguous_model",
+            hint="say which: " + ", ".join(f"model={mark} ({name})" for mark, name in sorted(models.items())),
+        )
+    return fitting[0]

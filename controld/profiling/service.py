@@ -3,7 +3,8 @@
 What is stored is enough to go on: a study with its trials, and every trial's end with its result. Which worker is at
 which trial is known to this process only; after a restart the open trials are simply asked for again, and a worker that
 is still at one, or has finished it meanwhile, says so instead of measuring twice. Profiles are stored before the trial
-that gave them is marked as measured, so a crash between the two repeats the trial and loses nothing.
+that gave them is marked as measured, so a crash between the two repeats the trial and loses nothing. The trials of a
+search are stored before a worker is asked for them, so a crash while they are chosen leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -13,27 +14,31 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from controld.candidates.distill import distill
-from controld.candidates.measurement import TrialMeasurement
 from controld.candidates.profile import Profile
 from controld.contract.clock import Clock
-from controld.contract.errors import ControldError, FieldError
+from controld.contract.errors import FieldError
 from controld.contract.space import StrategySpace
 from controld.contract.trial import TrialOutcome, TrialStatus
 from controld.fleet.errors import FleetError
 from controld.fleet.session import AgentSession
-from controld.profiling.dispatch import Assignment, Plan, TrialKey, after_giving_up, plan_assignments
+from controld.profiling.dispatch import Assignment, Plan, TrialKey, after_giving_up, fits, plan_assignments
+from controld.profiling.errors import StudyNotFoundError, StudyRefusedError
 from controld.profiling.grid import curated_grid
-from controld.profiling.profilers import Profiler, TrialFleet, profilers_among
-from controld.profiling.study import Study, StudyRequest, StudyState, Trial, TrialState, study_from_records
-from controld.profiling.study_view import study_summary, study_view
+from controld.profiling.profilers import Profiler, TrialFleet, choose_profiler, profilers_among
+from controld.profiling.progress import StudyProgress
+from controld.profiling.request import Method, StudyRequest
+from controld.profiling.results import profile_record, profiles_of
+from controld.profiling.search_process import Search, SearchProcess
+from controld.profiling.searching import TrialChooser, searched_space, trials_wanted
+from controld.profiling.study import Study, StudyState, Trial, TrialState, study_from_records
+from controld.profiling.study_view import study_comparison, study_event, study_summary, study_view
 from controld.store.errors import StoreError
 from controld.store.interface import Store
-from controld.store.records import AuditEvent, ProfileKey, ProfileRecord
+from controld.store.records import AuditEvent
 
 _log = logging.getLogger(__name__)
 
@@ -41,23 +46,14 @@ Json = dict[str, Any]
 OnProfiles = Callable[[], None]
 
 _REVIEW_S = 2.0
+_EVENTS_APART_S = 0.25
+_FOLLOWED_INLINE = 16
 
 _END_OF = {
     TrialStatus.MEASURED: TrialState.MEASURED,
     TrialStatus.INFEASIBLE: TrialState.INFEASIBLE,
     TrialStatus.CANCELLED: TrialState.CANCELLED,
 }
-
-
-class StudyNotFoundError(ControldError):
-    """There is no such study."""
-
-    def __init__(self, study_id: str) -> None:
-        super().__init__(f"there is no study {study_id}", code="study.not_found", hint="GET /v1/studies lists them")
-
-
-class StudyRefusedError(ControldError):
-    """The study cannot be started now. Codes: `study.no_profiler`, `study.ambiguous_model`."""
 
 
 def _ignore_profiles() -> None:
@@ -73,6 +69,8 @@ class StudyService:
         clock: for ages and dates.
         on_profiles: called once new or changed profiles are durable.
         review_s: how often assignments are looked at without any cause.
+        search: who chooses the trials of searches; by default a process that is started when it is needed.
+        events_apart_s: the least time between two states that a reader of events is shown.
     """
 
     def __init__(
@@ -83,18 +81,26 @@ class StudyService:
         *,
         on_profiles: OnProfiles = _ignore_profiles,
         review_s: float = _REVIEW_S,
+        search: Search | None = None,
+        events_apart_s: float = _EVENTS_APART_S,
     ) -> None:
         self._store = store
         self._fleet = fleet
         self._clock = clock
         self._on_profiles = on_profiles
         self._review_s = review_s
+        self._events_apart_s = events_apart_s
+        self._chooser = TrialChooser(search if search is not None else SearchProcess(clock))
         self._studies: dict[str, Study] = {}
+        self._progress: dict[str, StudyProgress] = {}
+        self._search_details: dict[str, str] = {}
+        self._exhausted_at: dict[str, tuple[int, int]] = {}
         self._assignments: dict[TrialKey, Assignment] = {}
         self._changed = asyncio.Event()
         self._wake = asyncio.Event()
+        self._wake_search = asyncio.Event()
         self._lock = asyncio.Lock()
-        self._loop: asyncio.Task[None] | None = None
+        self._loops: tuple[asyncio.Task[None], ...] = ()
 
     # ------------------------------------------------------------------------------------------ life
 
@@ -111,27 +117,32 @@ class StudyService:
                 _log.error("study left alone: %s", error)
                 continue
             self._studies[study.study_id] = study
-        self._loop = asyncio.get_running_loop().create_task(self._run(), name="studies")
+        loop = asyncio.get_running_loop()
+        self._loops = (
+            loop.create_task(self._run(self.dispatch, self._wake), name="studies"),
+            loop.create_task(self._run(self.search, self._wake_search), name="study-search"),
+        )
 
     async def stop(self) -> None:
         """Stop giving out work; what workers are at goes on, and is taken by the next process."""
-        if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.gather(self._loop, return_exceptions=True)
-            self._loop = None
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        self._loops = ()
+        await self._chooser.stop()
 
-    async def _run(self) -> None:
+    async def _run(self, review: Callable[[], Awaitable[None]], wake: asyncio.Event) -> None:
         while True:
             try:
-                await self.dispatch()
+                await review()
             except StoreError as error:
                 _log.error("studies wait: %s", error)
             try:
                 async with asyncio.timeout(self._review_s):
-                    await self._wake.wait()
+                    await wake.wait()
             except TimeoutError:
                 pass
-            self._wake.clear()
+            wake.clear()
 
     async def dispatch(self) -> None:
         """One review: give up what is lost, ask again, start what is next."""
@@ -162,7 +173,7 @@ class StudyService:
                 self._assignments[assignment.key] = assignment
                 self._replace(study.with_trial(trial))
         if plan.given_up:
-            self._wake.set()
+            self._wake_up()
 
     def _ask(self, assignment: Assignment, trial: Trial) -> bool:
         try:
@@ -183,7 +194,7 @@ class StudyService:
     async def on_session(self, session: AgentSession) -> None:
         """A worker came or went."""
         if profilers_among([session]) or any(a.agent_id == session.agent_id for a in self._assignments.values()):
-            self._wake.set()
+            self._wake_up()
 
     async def on_trial_result(self, session: AgentSession, outcome: TrialOutcome) -> None:
         """Progress or the end of a trial. Late, repeated and unknown results change nothing."""
@@ -215,7 +226,7 @@ class StudyService:
         if outcome.status is TrialStatus.FAILED:
             _log.warning("trial %s of %s failed: %s", *reversed(key), outcome.detail)
             await self._give_up(key, outcome.detail)
-        elif outcome.status is TrialStatus.CANCELLED and study.state is StudyState.RUNNING:
+        elif outcome.status is TrialStatus.CANCELLED and study.state.is_open:
             await self._give_up(key, "the worker gave it up")
         else:
             await self._end_trial(study, trial, outcome, hardware)
@@ -224,7 +235,7 @@ class StudyService:
         assignment = self._assignments.get(key)
         if assignment is not None and assignment.agent_id == agent_id:
             del self._assignments[key]
-        self._wake.set()
+        self._wake_up()
 
     async def _end_trial(self, study: Study, trial: Trial, outcome: TrialOutcome, hardware: str) -> None:
         ended = replace(
@@ -237,8 +248,9 @@ class StudyService:
         )
         profiles: tuple[Profile, ...] = ()
         if ended.state is TrialState.MEASURED:
-            profiles = self._distill(study.with_trial(ended), ended)
-            await self._store.profiles.upsert([_profile_record(profile) for profile in profiles])
+            whole = study.with_trial(ended)
+            profiles = profiles_of({**self._studies, study.study_id: whole}.values(), whole, ended)
+            await self._store.profiles.upsert([profile_record(profile) for profile in profiles])
         await self._store_end(ended)
         self._replace(study.with_trial(ended))
         if profiles:
@@ -265,36 +277,72 @@ class StudyService:
         )
 
     async def _settle(self) -> None:
-        """Close the studies whose trials have all ended."""
+        """Close the studies to which nothing more will come."""
         for study in list(self._studies.values()):
             end = study.natural_end
-            if study.state is StudyState.RUNNING and end is not None:
-                await self._store.studies.transition(study.study_id, expected=study.state.value, state=end.value)
-                self._replace(study.with_state(end))
+            if study.state is StudyState.RUNNING and end is not None and await self._is_complete(study):
+                await self._move(study, end)
                 await self._audit(AuditEvent.STUDY_ENDED, self._studies[study.study_id])
 
-    def _distill(self, measured: Study, trial: Trial) -> tuple[Profile, ...]:
-        """Profiles of a lossy part from every trial that measured it on the same model, texts and hardware."""
-        studies = {**self._studies, measured.study_id: measured}
-        corpus = trial.outcome.corpus if trial.outcome else ""
-        measurements = [
-            _measurement(study, other)
-            for study in studies.values()
-            for other in study.trials.values()
-            if other.state is TrialState.MEASURED
-            and other.outcome is not None
-            and study.model_fingerprint == measured.model_fingerprint
-            and other.task.workload == trial.task.workload
-            and other.task.lossy == trial.task.lossy
-            and other.task.continuation_tokens == trial.task.continuation_tokens
-            and (other.outcome.corpus, other.hardware) == (corpus, trial.hardware)
-        ]
-        return tuple(distill(measurements))
+    async def _is_complete(self, study: Study) -> bool:
+        """Whether no more trials are to be chosen."""
+        if not study.is_search or self._exhausted_at.get(study.study_id) == _marks(study):
+            return True
+        return trials_wanted(study, await self._followed(study), workers=1) == 0
+
+    async def _move(self, study: Study, state: StudyState) -> None:
+        await self._store.studies.transition(study.study_id, expected=study.state.value, state=state.value)
+        self._replace(study.with_state(state))
+
+    # ------------------------------------------------------------------------------------------ what is measured next
+
+    async def search(self) -> None:
+        """One review: choose trials for the searches whose workers will soon have none. The slow part holds no lock."""
+        for study_id in list(self._studies):
+            while await self._choose_for(study_id):
+                pass
+
+    async def _choose_for(self, study_id: str) -> bool:
+        """Choose trials once; whether it is worth another look at once."""
+        study = self._studies[study_id]
+        if not study.is_search or study.state is not StudyState.RUNNING:
+            return False
+        workers = sum(fits(profiler, study) for profiler in profilers_among(self._fleet.sessions()))
+        progress = await self._followed(study)
+        wanted = trials_wanted(study, progress, workers)
+        if not wanted or self._exhausted_at.get(study_id) == _marks(study):
+            return False
+        batch = await self._chooser.choose(study, progress, wanted)
+        async with self._lock:
+            now = self._studies[study_id]
+            if now.state is not StudyState.RUNNING:
+                return False
+            self._search_details[study_id] = batch.detail
+            if batch.trials:
+                await self._store.studies.add_trials([trial.to_record() for trial in batch.trials])
+                self._replace(now.with_trials(batch.trials))
+            else:
+                # Trials under way may open something up (a part that is worth more segments): asked again after them.
+                self._exhausted_at[study_id] = _marks(study)
+                await self._settle()
+        self._wake.set()
+        return bool(batch.trials)
+
+    async def _followed(self, study: Study) -> StudyProgress:
+        """The study's progress with all its ended trials; a long history is read beside the event loop."""
+        progress = self._progress.setdefault(study.study_id, StudyProgress())
+        if progress.unseen(study) > _FOLLOWED_INLINE:
+            fresh = StudyProgress()
+            await asyncio.to_thread(fresh.follow, study)
+            progress = self._progress[study.study_id] = fresh
+            study = self._studies.get(study.study_id, study)
+        progress.follow(study)
+        return progress
 
     # ------------------------------------------------------------------------------------------ what users ask
 
     async def begin(self, body: Mapping[str, Any]) -> Json:
-        """Begin a study of the curated grid.
+        """Begin a study.
 
         Args:
             body: see `StudyRequest`.
@@ -308,7 +356,7 @@ class StudyService:
             StoreError: it could not be kept; nothing was started.
         """
         request = StudyRequest.from_json(body)
-        profiler = self._choose_profiler(request)
+        profiler = choose_profiler(request, profilers_among(self._fleet.sessions()))
         now_s = self._clock.unix_s()
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
         study = Study(
@@ -320,17 +368,17 @@ class StudyService:
             model_fingerprint=profiler.model_fingerprint,
             trials={},
         )
-        points = curated_grid(StrategySpace.from_json(profiler.space_json), request.grid)
-        trials = [
-            Trial(task=study.task(f"{number:03d}", point.lossy, point.coders)) for number, point in enumerate(points)
-        ]
-        study = replace(study, trials={trial.trial_id: trial for trial in trials})
+        if request.method is Method.SEARCH:
+            space = await asyncio.to_thread(searched_space, request, profiler.space_json)
+            study = replace(study, space_json=space.to_json(), hardware=profiler.hardware)
+        else:
+            study = study.with_trials(_grid_trials(study, profiler))
         await self._store.studies.create(study.to_record())
-        await self._store.studies.add_trials([trial.to_record() for trial in trials])
+        await self._store.studies.add_trials([trial.to_record() for trial in study.trials.values()])
         self._replace(study)
         await self._audit(AuditEvent.STUDY_STARTED, study)
-        self._wake.set()
-        return study_view(study, self._clock.unix_s())
+        self._wake_up()
+        return await self.get(study.study_id)
 
     async def list(self) -> list[Json]:
         """All studies, the newest first, without their trials."""
@@ -339,7 +387,44 @@ class StudyService:
 
     async def get(self, study_id: str) -> Json:
         """One study with its trials. Raises: StudyNotFoundError."""
-        return study_view(self._find(study_id), self._clock.unix_s())
+        study = self._find(study_id)
+        return study_view(
+            study, await self._followed(study), self._clock.unix_s(), self._search_details.get(study_id, "")
+        )
+
+    async def compare(self, study_ids: Sequence[str]) -> tuple[Json, ...]:
+        """The hypervolume by trial of some studies, side by side. Raises: StudyNotFoundError."""
+        studies = [self._find(study_id) for study_id in study_ids]
+        now_s = self._clock.unix_s()
+        return tuple([study_comparison(study, await self._followed(study), now_s) for study in studies])
+
+    async def pause(self, study_id: str) -> Json:
+        """Begin nothing new; what workers are at is still taken. Nothing changes where it is paused already.
+
+        Raises:
+            StudyNotFoundError: there is none.
+            StudyRefusedError: it has ended.
+        """
+        return await self._change(study_id, StudyState.PAUSED)
+
+    async def resume(self, study_id: str) -> Json:
+        """Go on with a paused study. Nothing changes where it runs.
+
+        Raises:
+            StudyNotFoundError: there is none.
+            StudyRefusedError: it has ended.
+        """
+        return await self._change(study_id, StudyState.RUNNING)
+
+    async def _change(self, study_id: str, state: StudyState) -> Json:
+        async with self._lock:
+            study = self._find(study_id)
+            if not study.state.is_open:
+                raise StudyRefusedError(f"study {study_id} is {study.state}", code="study.ended")
+            if study.state is not state:
+                await self._move(study, state)
+        self._wake_up()
+        return await self.get(study_id)
 
     async def cancel(self, study_id: str) -> Json:
         """Cancel a study; what it measured stays. A study that has ended stays as it is.
@@ -349,7 +434,7 @@ class StudyService:
         """
         async with self._lock:
             study = self._find(study_id)
-            if study.state is StudyState.RUNNING:
+            if study.state.is_open:
                 await self._store.studies.transition(
                     study_id, expected=study.state.value, state=StudyState.CANCELLED.value
                 )
@@ -374,6 +459,8 @@ class StudyService:
     def events(self, study_id: str) -> AsyncIterator[Json]:
         """The study now, and again after every change; ends with the study. A slow reader skips states.
 
+        Of the trials only the open ones and the latest ended ones are shown.
+
         Raises:
             StudyNotFoundError: there is none.
         """
@@ -387,11 +474,13 @@ class StudyService:
             study = self._find(study_id)
             if study.revision != shown:
                 shown = study.revision
-                yield study_view(study, self._clock.unix_s())
-            if study.state is not StudyState.RUNNING:
+                progress = await self._followed(study)
+                yield study_event(study, progress, self._clock.unix_s(), self._search_details.get(study_id, ""))
+            if not study.state.is_open:
                 return
             if self._studies[study_id].revision == shown:
                 await changed.wait()
+            await asyncio.sleep(self._events_apart_s)
 
     # ------------------------------------------------------------------------------------------ small things
 
@@ -407,29 +496,9 @@ class StudyService:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _choose_profiler(self, request: StudyRequest) -> Profiler:
-        connected = profilers_among(self._fleet.sessions())
-        fitting = [
-            profiler
-            for profiler in connected
-            if profiler.kind == request.plane
-            and request.deployment in ("", profiler.deployment)
-            and request.model in ("", profiler.model_fingerprint)
-        ]
-        if not fitting:
-            raise StudyRefusedError(
-                f"no profiling worker for {request.plane} is connected",
-                code="study.no_profiler",
-                hint="start one: python -m dataplanes.sglang.profiler --model DIR --address ADDRESS",
-            )
-        models = {profiler.model_fingerprint: profiler.model_name for profiler in fitting}
-        if len(models) > 1:
-            raise StudyRefusedError(
-                f"profiling workers of {len(models)} models are connected",
-                code="study.ambiguous_model",
-                hint="say which: " + ", ".join(f"model={mark} ({name})" for mark, name in sorted(models.items())),
-            )
-        return fitting[0]
+    def _wake_up(self) -> None:
+        self._wake.set()
+        self._wake_search.set()
 
     async def _audit(self, event: AuditEvent, study: Study) -> None:
         summary = study_summary(study, self._clock.unix_s())
@@ -439,29 +508,11 @@ class StudyService:
             _log.error("not in the audit trail: %s: %s", event, error)
 
 
-def _measurement(study: Study, trial: Trial) -> TrialMeasurement:
-    assert trial.outcome is not None
-    return TrialMeasurement(
-        lossy_part=trial.task.lossy,
-        workload=trial.task.workload,
-        model_fingerprint=study.model_fingerprint,
-        losses=trial.outcome.losses,
-        coders=trial.outcome.coders,
-        sender_hardware=trial.hardware,
-        receiver_hardware=trial.hardware,
-        measured_unix_s=trial.finished_unix_s,
-        corpus=trial.outcome.corpus,
-        study_id=study.study_id,
-        trial_id=trial.trial_id,
-    )
+def _grid_trials(study: Study, profiler: Profiler) -> list[Trial]:
+    points = curated_grid(StrategySpace.from_json(profiler.space_json), study.request.grid)
+    return [Trial(task=study.task(f"{number:03d}", point.lossy, point.coders)) for number, point in enumerate(points)]
 
 
-def _profile_record(profile: Profile) -> ProfileRecord:
-    key = ProfileKey(
-        model_fingerprint=profile.model_fingerprint,
-        workload=profile.workload,
-        config_id=profile.arm_id,
-        sender_hardware=profile.sender_hardware,
-        receiver_hardware=profile.receiver_hardware,
-    )
-    return ProfileRecord(key=key, document=profile.to_json(), updated_unix_s=profile.measured_unix_s)
+def _marks(study: Study) -> tuple[int, int]:
+    """Changes whenever a search may see more than before."""
+    return len(study.trials), len(study.open_trials)

@@ -3,34 +3,51 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
 from controld.contract.trial import TrialOutcome, TrialTask
-from controld.profiling.grid import GridSize
 from controld.profiling.outcome_json import outcome_from_document, outcome_to_document
+from controld.profiling.request import Method, StudyRequest
 from controld.store.records import StudyRecord, TrialRecord
 
-KIND = "grid"
-DEFAULT_PROMPT_TOKENS = (256, 1024, 2048)
-_MAX_LENGTHS = 8
-_MAX_PROMPT_TOKENS = 1_000_000
-_MAX_SEGMENTS = 1_000
 _DEADLINE_S = 1800.0
 
 
 class StudyState(StrEnum):
-    """`FINISHED`: every trial has an end and at least one taught something; `FAILED`: none did."""
+    """`FINISHED`: every trial has an end and at least one taught something; `FAILED`: none did.
+
+    `PAUSED`: nothing new is begun; what workers are at is still taken.
+    """
 
     RUNNING = "running"
+    PAUSED = "paused"
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may go on."""
+        return self in (StudyState.RUNNING, StudyState.PAUSED)
+
+
+class TrialSource(StrEnum):
+    """Why a trial was chosen.
+
+    `GRID`: of the curated grid. Of a search: `SOBOL` to fill the space at the start, `MODEL` for what it may gain,
+    `REFINE` for more segments of a part of the front, `RANDOM` by chance while the search process was away.
+    """
+
+    GRID = "grid"
+    SOBOL = "sobol"
+    MODEL = "model"
+    REFINE = "refine"
+    RANDOM = "random"
 
 
 class TrialState(StrEnum):
@@ -50,78 +67,6 @@ class TrialState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudyRequest:
-    """What somebody asks for.
-
-    Args:
-        plane: kind of data plane.
-        workload: whose texts are measured on and whose profiles these become.
-        grid: which curated grid.
-        segments: per prompt length.
-        lengths: prompt lengths in tokens.
-        deployment: only profilers of this deployment; empty: any.
-        model: only this model fingerprint; empty: the one that the profilers have.
-        continuation_tokens: over how many tokens the loss is meant.
-    """
-
-    plane: str
-    workload: str
-    grid: GridSize = GridSize.FULL
-    segments: int = 8
-    lengths: tuple[int, ...] = DEFAULT_PROMPT_TOKENS
-    deployment: str = ""
-    model: str = ""
-    continuation_tokens: int = 128
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> StudyRequest:
-        """Read a request strictly.
-
-        Raises:
-            FieldError: a field is unknown, missing or out of range; it is named.
-        """
-        known = {field.name for field in fields(cls)}
-        for name in body:
-            if name not in known:
-                raise FieldError(name, "unknown field", hint=f"one of {sorted(known)}")
-        for name in ("plane", "workload"):
-            if not _is_name(body.get(name)):
-                raise FieldError(name, "must be a name")
-        for name in ("deployment", "model"):
-            if name in body and not isinstance(body[name], str):
-                raise FieldError(name, f"{body[name]!r} is not text")
-        values = dict(body)
-        if "grid" in values:
-            if values["grid"] not in list(GridSize):
-                raise FieldError("grid", f"{values['grid']!r} is no grid", hint=f"one of {[g.value for g in GridSize]}")
-            values["grid"] = GridSize(values["grid"])
-        for name in ("segments", "continuation_tokens"):
-            if name in values:
-                _require_count(name, values[name], _MAX_SEGMENTS)
-        if "lengths" in values:
-            lengths = values["lengths"]
-            if not isinstance(lengths, list) or not 1 <= len(lengths) <= _MAX_LENGTHS:
-                raise FieldError("lengths", f"must be a list of 1 to {_MAX_LENGTHS} prompt lengths")
-            for length in lengths:
-                _require_count("lengths", length, _MAX_PROMPT_TOKENS)
-            values["lengths"] = tuple(sorted(set(lengths)))
-        return cls(**values)
-
-    def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads."""
-        return {
-            "plane": self.plane,
-            "workload": self.workload,
-            "grid": self.grid.value,
-            "segments": self.segments,
-            "lengths": list(self.lengths),
-            "deployment": self.deployment,
-            "model": self.model,
-            "continuation_tokens": self.continuation_tokens,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """One trial.
 
@@ -131,6 +76,8 @@ class Trial:
         attempts: how often it was begun and came to nothing, in this process.
         outcome: the result, or the latest progress, or None.
         finished_unix_s: when it ended; 0 before.
+        source: who chose it.
+        search_s: its share of the seconds that choosing took.
     """
 
     task: TrialTask
@@ -140,6 +87,8 @@ class Trial:
     outcome: TrialOutcome | None = None
     hardware: str = ""
     finished_unix_s: float = 0.0
+    source: TrialSource = TrialSource.GRID
+    search_s: float = 0.0
 
     @property
     def trial_id(self) -> str:
@@ -163,10 +112,22 @@ class Trial:
             study_id=self.task.study_id,
             trial_id=self.trial_id,
             state=state.value,
-            spec=json.dumps({"lossy": dict(self.task.lossy), "coders": list(self.task.coders)}),
+            spec=json.dumps(self._spec()),
             result=self.result_json() if state.is_final else "",
             updated_unix_s=self.finished_unix_s,
         )
+
+    def _spec(self) -> dict[str, Any]:
+        spec = {"lossy": dict(self.task.lossy), "coders": list(self.task.coders)}
+        if self.source is TrialSource.GRID:
+            return spec
+        return {
+            **spec,
+            "segments": self.task.segments_per_length,
+            "first_segment": self.task.first_segment,
+            "source": self.source.value,
+            "search_s": self.search_s,
+        }
 
     def result_json(self) -> str:
         """The end of the trial, as stored."""
@@ -180,6 +141,8 @@ class Study:
 
     Args:
         model_name, model_fingerprint: the one model that all trials are about.
+        space_json: what a search searches; empty for a grid.
+        hardware: only workers on this, so that a search compares times of one machine; empty for a grid.
         revision: rises with every change in this process.
     """
 
@@ -190,26 +153,51 @@ class Study:
     model_name: str
     model_fingerprint: str
     trials: Mapping[str, Trial]
+    space_json: str = ""
+    hardware: str = ""
     revision: int = 0
 
     def with_trial(self, trial: Trial) -> Study:
         """The study with one trial replaced."""
         return replace(self, trials={**self.trials, trial.trial_id: trial}, revision=self.revision + 1)
 
+    def with_trials(self, trials: Iterable[Trial]) -> Study:
+        """The study with trials added or replaced."""
+        changed = {trial.trial_id: trial for trial in trials}
+        return replace(self, trials={**self.trials, **changed}, revision=self.revision + 1)
+
     def with_state(self, state: StudyState) -> Study:
         """The study in another state."""
         return replace(self, state=state, revision=self.revision + 1)
 
     @property
+    def is_search(self) -> bool:
+        """Whether its trials are chosen one after another."""
+        return self.request.method is Method.SEARCH
+
+    @property
+    def open_trials(self) -> tuple[Trial, ...]:
+        """Those without an end."""
+        return tuple(trial for trial in self.trials.values() if not trial.state.is_final)
+
+    @property
     def natural_end(self) -> StudyState | None:
-        """How the study has ended by itself, or None while a trial is open."""
+        """How the study has ended if no more trials come, or None while a trial is open."""
         states = {trial.state for trial in self.trials.values()}
         if not all(state.is_final for state in states):
             return None
         return StudyState.FINISHED if TrialState.MEASURED in states else StudyState.FAILED
 
-    def task(self, trial_id: str, lossy: Configuration, coders: tuple[str, ...]) -> TrialTask:
-        """A trial of this study."""
+    def task(
+        self,
+        trial_id: str,
+        lossy: Configuration,
+        coders: tuple[str, ...],
+        *,
+        segments: int | None = None,
+        first_segment: int = 0,
+    ) -> TrialTask:
+        """A trial of this study, on as many segments as the request names unless said otherwise."""
         return TrialTask(
             study_id=self.study_id,
             trial_id=trial_id,
@@ -217,7 +205,8 @@ class Study:
             lossy=lossy,
             coders=coders,
             prompt_tokens=self.request.lengths,
-            segments_per_length=self.request.segments,
+            segments_per_length=self.request.segments if segments is None else segments,
+            first_segment=first_segment,
             continuation_tokens=self.request.continuation_tokens,
             deadline_s=_DEADLINE_S,
         )
@@ -228,10 +217,12 @@ class Study:
             "request": self.request.to_json(),
             "model_name": self.model_name,
             "model_fingerprint": self.model_fingerprint,
+            "space_json": self.space_json,
+            "hardware": self.hardware,
         }
         return StudyRecord(
             study_id=self.study_id,
-            kind=KIND,
+            kind=self.request.method.value,
             state=self.state.value,
             spec=json.dumps(spec),
             created_unix_s=self.created_unix_s,
@@ -242,7 +233,7 @@ def study_from_records(record: StudyRecord, trial_records: tuple[TrialRecord, ..
     """What was stored, back as a study.
 
     Raises:
-        FieldError: the records are not a grid study's.
+        FieldError: the records are not a study's.
     """
     try:
         spec = json.loads(record.spec)
@@ -254,6 +245,8 @@ def study_from_records(record: StudyRecord, trial_records: tuple[TrialRecord, ..
             model_name=spec["model_name"],
             model_fingerprint=spec["model_fingerprint"],
             trials={},
+            space_json=spec.get("space_json", ""),
+            hardware=spec.get("hardware", ""),
         )
         trials = {row.trial_id: _trial_from_record(study, row) for row in trial_records}
     except (ValueError, KeyError, TypeError) as error:
@@ -263,7 +256,13 @@ def study_from_records(record: StudyRecord, trial_records: tuple[TrialRecord, ..
 
 def _trial_from_record(study: Study, record: TrialRecord) -> Trial:
     spec = json.loads(record.spec)
-    task = study.task(record.trial_id, Configuration(spec["lossy"]), tuple(spec["coders"]))
+    task = study.task(
+        record.trial_id,
+        Configuration(spec["lossy"]),
+        tuple(spec["coders"]),
+        segments=spec.get("segments"),
+        first_segment=spec.get("first_segment", 0),
+    )
     state = TrialState(record.state)
     result = json.loads(record.result) if record.result else {}
     outcome = result.get("outcome")
@@ -273,13 +272,6 @@ def _trial_from_record(study: Study, record: TrialRecord) -> Trial:
         outcome=outcome_from_document(outcome) if outcome else None,
         hardware=result.get("hardware", ""),
         finished_unix_s=record.updated_unix_s if state.is_final else 0.0,
+        source=TrialSource(spec.get("source", TrialSource.GRID)),
+        search_s=spec.get("search_s", 0.0),
     )
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and bool(value) and len(value) <= 100
-
-
-def _require_count(name: str, value: object, largest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest or not math.isfinite(value):
-        raise FieldError(name, f"{value!r} is not a whole number from 1 to {largest}")

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from controld.contract.configuration_label import configuration_label
+from controld.profiling.progress import StudyProgress, end_reason, measuring_s, time_split
+from controld.profiling.searching import search_detail
 from controld.profiling.study import Study, StudyState, Trial, TrialState
 
 Json = dict[str, Any]
+
+_LATEST_SHOWN = 16
 
 
 def study_summary(study: Study, now_unix_s: float) -> Json:
@@ -33,9 +39,72 @@ def study_summary(study: Study, now_unix_s: float) -> Json:
     }
 
 
-def study_view(study: Study, now_unix_s: float) -> Json:
-    """A study with its trials."""
-    return {**study_summary(study, now_unix_s), "trials": [_trial_view(trial) for trial in study.trials.values()]}
+def study_view(study: Study, progress: StudyProgress, now_unix_s: float, search_note: str = "") -> Json:
+    """A study with its progress and its trials.
+
+    Args:
+        progress: has followed the study.
+        search_note: what went otherwise than usual when trials were chosen last.
+    """
+    trials = [_trial_view(trial) for trial in study.trials.values()]
+    return {**_overview(study, progress, now_unix_s, search_note), "trials": trials}
+
+
+def study_event(study: Study, progress: StudyProgress, now_unix_s: float, search_note: str = "") -> Json:
+    """As `study_view`, with the open trials and the latest ended ones only: small, however long the study is."""
+    ended = [trial for trial in study.trials.values() if trial.state.is_final]
+    latest = sorted(ended, key=lambda trial: trial.finished_unix_s)[-_LATEST_SHOWN:]
+    shown = {trial.trial_id for trial in (*study.open_trials[:_LATEST_SHOWN], *latest)}
+    trials = [_trial_view(trial) for trial in study.trials.values() if trial.trial_id in shown]
+    return {**_overview(study, progress, now_unix_s, search_note), "trials": trials}
+
+
+def study_comparison(study: Study, progress: StudyProgress, now_unix_s: float) -> Json:
+    """What studies are compared by."""
+    overview = _overview(study, progress, now_unix_s, "")
+    names = (
+        "id",
+        "state",
+        "method",
+        "workload",
+        "model",
+        "model_name",
+        "trials_done",
+        "hypervolume",
+        "hypervolume_by_trial",
+        "front_size",
+        "seconds",
+        "stop_reason",
+    )
+    return {name: overview[name] for name in names}
+
+
+def _overview(study: Study, progress: StudyProgress, now_unix_s: float, search_note: str) -> Json:
+    curve = progress.hypervolume_by_trial
+    front = progress.front
+    split = time_split(study, now_unix_s)
+    reason = end_reason(study, progress)
+    return {
+        **study_summary(study, now_unix_s),
+        "hypervolume": curve[-1] if curve else 0.0,
+        "hypervolume_by_trial": list(curve),
+        "front_size": len(front),
+        "front": [
+            {
+                "label": configuration_label(point.observation.lossy.with_coder(point.cost.code)),
+                "config_id": point.observation.lossy.with_coder(point.cost.code).config_id,
+                "loss_nats": point.observation.loss_nats,
+                "loss_se_nats": point.observation.loss_se_nats,
+                "segments": point.observation.segments,
+                "ratio": 1.0 / point.cost.bytes_ratio if point.cost.bytes_ratio else None,
+                "seconds_per_byte": point.cost.seconds_per_byte,
+            }
+            for point in front
+        ],
+        "seconds": {"measuring": split.measuring_s, "search": split.search_s, "waiting": split.waiting_s},
+        "stop_reason": reason.value if reason else "",
+        "detail": search_detail(study, search_note),
+    }
 
 
 def _trial_view(trial: Trial) -> Json:
@@ -46,25 +115,33 @@ def _trial_view(trial: Trial) -> Json:
         for tokens in sorted({loss.prompt_tokens for loss in outcome.losses}):
             values = [loss.loss_nats for loss in outcome.losses if loss.prompt_tokens == tokens]
             agreement = fmean(loss.top1_agreement for loss in outcome.losses if loss.prompt_tokens == tokens)
-            error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+            answers = [
+                loss.answer_nats
+                for loss in outcome.losses
+                if loss.prompt_tokens == tokens and loss.answer_nats is not None
+            ]
             lengths.append(
                 {
                     "prompt_tokens": tokens,
                     "loss_nats": fmean(values),
-                    "loss_se_nats": error,
+                    "loss_se_nats": _standard_error(values),
                     "segments": len(values),
                     "top1_agreement": agreement,
+                    "answer_nats": fmean(answers) if answers else None,
+                    "answer_se_nats": _standard_error(answers),
                 }
             )
         worst = max(lengths, key=lambda length: length["loss_nats"], default={})
     return {
         "id": trial.trial_id,
         "state": trial.state.value,
+        "source": trial.source.value,
         "lossy": dict(trial.task.lossy),
         "lossy_id": trial.task.lossy.config_id,
         "coders": list(trial.task.coders),
         "agent": trial.agent_id,
         "attempts": trial.attempts,
+        "first_segment": trial.task.first_segment,
         "segments_done": trial.segments_done,
         "segments_total": trial.segments_total,
         "loss_nats": worst.get("loss_nats"),
@@ -76,23 +153,33 @@ def _trial_view(trial: Trial) -> Json:
     }
 
 
+def _standard_error(values: Sequence[float]) -> float | None:
+    """Of their mean; None for fewer than two."""
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
 def _segments_passed(trial: Trial) -> int:
     return trial.segments_total if trial.state.is_final else trial.segments_done
 
 
 def _eta_s(study: Study) -> float | None:
-    """Seconds to the end at the pace so far, with the workers that are at it now."""
-    if study.state is not StudyState.RUNNING:
+    """Seconds to the end (of the budget) at the pace so far, with the workers that are at it now."""
+    if not study.state.is_open:
         return 0.0
     trials = list(study.trials.values())
+    workers = max(sum(trial.state is TrialState.RUNNING for trial in trials), 1)
+    budget = study.request.budget
+    if budget is not None and budget.seconds is not None:
+        return max(budget.seconds - measuring_s(study), 0.0) / workers
     timed = [trial for trial in trials if trial.outcome is not None and trial.segments_done and trial.outcome.seconds]
     done = sum(trial.segments_done for trial in timed)
-    if not done:
+    if not done or study.state is StudyState.PAUSED:
         return None
     # The first trial also prefills the prompts; what is measured after it tells the pace better.
     settled = timed[1:] if len(timed) > 1 else timed
     seconds = sum(trial.outcome.seconds for trial in settled if trial.outcome is not None)
     pace_s = seconds / sum(trial.segments_done for trial in settled)
-    workers = max(sum(trial.state is TrialState.RUNNING for trial in trials), 1)
-    left = sum(trial.segments_total - _segments_passed(trial) for trial in trials)
+    left = float(sum(trial.segments_total - _segments_passed(trial) for trial in trials))
+    if budget is not None and budget.trials is not None and trials:
+        left += (budget.trials - len(trials)) * sum(trial.segments_total for trial in trials) / len(trials)
     return pace_s * left / workers

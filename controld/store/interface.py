@@ -35,6 +35,10 @@ class Profiles(Protocol):
         """Add or replace, all or nothing."""
         ...
 
+    async def add_newer(self, records: Sequence[ProfileRecord]) -> int:
+        """Add those whose key is new and replace those that are older; all or nothing; returns how many."""
+        ...
+
     async def list(
         self, *, model_fingerprint: str | None = None, workload: str | None = None
     ) -> tuple[ProfileRecord, ...]:

@@ -176,6 +176,7 @@ class AuditEvent(StrEnum):
     ARM_RELEASED = "arm_released"
     STUDY_STARTED = "study_started"
     STUDY_ENDED = "study_ended"
+    CANDIDATES_IMPORTED = "candidates_imported"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,8 @@ GROUPS = (16, 32, 64, 128)
 SINK_TOKENS = (0, 1, 4)
 """How many of a request's first tokens may be kept bit for bit."""
 
+WINDOW_TOKENS = (0, 64)
+"""How many of a request's last tokens may be kept bit for bit."""
 
 LOW_LEVELS = (4, 5, 6, 8, 16)
 """The lower of two numbers of levels."""
@@ -46,8 +48,8 @@ BIT_DECAY = 5
 def kv_strategy_space(layout: KVLayout, artefacts: Mapping[str, object] = NO_ARTEFACTS) -> StrategySpace:
     """Every configuration that is offered for `layout`.
 
-    The codec accepts more: other levels, groups and seeds, one step for all heads of a token without a head profile,
-    a window at the end of a request, the outside coders.
+    The codec accepts more: other levels, groups, windows and seeds, one step for all heads of a token without a head
+    profile, the outside coders.
 
     Args:
         layout: decides which parts exist (a latent pool has no values) and which groups fit.
@@ -64,8 +66,12 @@ def kv_strategy_space(layout: KVLayout, artefacts: Mapping[str, object] = NO_ART
         Parameter(name="transform", values=transforms),
         Parameter(name="quantise", values=tuple(member.value for member in formats)),
         Parameter(name="sink_tokens", values=SINK_TOKENS, ordered=True),
+        Parameter(name="window_tokens", values=WINDOW_TOKENS, ordered=True, default=0),
     ]
-    conditions = [Condition(parameter="sink_tokens", parent="quantise", parent_values=lossy_formats)]
+    conditions = [
+        Condition(parameter=name, parent="quantise", parent_values=lossy_formats)
+        for name in ("sink_tokens", "window_tokens")
+    ]
     forbidden = [
         _forbid("a transform without quantisation", quantise=("none",), transform=("hadamard",)),
         _forbid("a Gaussian codebook without rotation", quantise=("lloyd_max",), transform=("none",)),

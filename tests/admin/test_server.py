@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
-from controld.admin.backend import DecisionFilter, HypotheticalContext
+from controld.admin import routes
+from controld.admin.backend import CandidateImport, DecisionFilter, HypotheticalContext
+from controld.admin.event_stream import stream_events
 from controld.admin.problem import NotFoundError
 from controld.admin.server import AdminAddress, AdminServer
 from controld.contract.errors import ControldError
@@ -32,8 +37,17 @@ class RecordedBackend:
     async def dataplanes(self) -> list[dict[str, Any]]:
         return [{"agent_id": "prefill-0"}]
 
+    async def spaces(self) -> list[dict[str, Any]]:
+        return [{"kind": "sglang"}]
+
     async def candidates(self, workload: str | None) -> list[dict[str, Any]]:
         return [{"workload": workload}]
+
+    async def export_candidates(self) -> dict[str, Any]:
+        return {"profiles": []}
+
+    async def import_candidates(self, text: str, wanted: CandidateImport) -> dict[str, Any]:
+        return {"length": len(text), "format": wanted.format, "model": wanted.model, "workload": wanted.workload}
 
     async def decisions(self, wanted: DecisionFilter) -> dict[str, Any]:
         return {"limit": wanted.limit, "class": wanted.service_class, "arm": wanted.arm_id}
@@ -66,6 +80,15 @@ class RecordedBackend:
 
     async def cancel_study(self, study_id: str) -> dict[str, Any]:
         return {"id": study_id, "state": "cancelled"}
+
+    async def pause_study(self, study_id: str) -> dict[str, Any]:
+        return {"id": study_id, "state": "paused"}
+
+    async def resume_study(self, study_id: str) -> dict[str, Any]:
+        return {"id": study_id, "state": "running"}
+
+    async def compare_studies(self, study_ids: Sequence[str]) -> tuple[dict[str, Any], ...]:
+        return tuple({"id": study_id} for study_id in study_ids)
 
     async def study_events(self, study_id: str) -> AsyncIterator[dict[str, Any]]:
         for done in range(3):
@@ -143,6 +166,26 @@ async def test_bodies_are_checked(served) -> None:  # type: ignore[no-untyped-de
             assert response.status == status, body
 
 
+async def test_a_document_of_candidates_may_be_long_and_is_passed_on_as_it_is(served) -> None:  # type: ignore[no-untyped-def]
+    client, _, _ = served
+    path = "/v1/candidates/import"
+    async with client.post(path, data=io.BytesIO(b"x" * 3_000_000)) as response:
+        assert await response.json() == {"length": 3_000_000, "format": "controld", "model": None, "workload": None}
+    async with client.post(f"{path}?format=kvserve&workload=qa&model=m", data="ä") as response:
+        assert await response.json() == {"length": 1, "format": "kvserve", "model": "m", "workload": "qa"}
+    for query, body in (("format=xml", b"{}"), ("workload=qa", b"{}"), ("format=kvserve&model=", b"{}"), ("", b"\xff")):
+        async with client.post(f"{path}?{query}", data=body) as response:
+            assert response.status == 400, query
+
+
+async def test_a_document_of_candidates_may_not_be_endless(served, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    client, _, _ = served
+    monkeypatch.setattr(routes, "MAX_IMPORT_BYTES", 1000)
+    async with client.post("/v1/candidates/import", data=b"x" * 1001) as response:
+        assert response.status == 400
+        assert "longer than 1000" in (await response.json())["title"]
+
+
 async def test_reload_says_when_it_was_refused(served) -> None:  # type: ignore[no-untyped-def]
     client, backend, _ = served
     async with client.post("/v1/reload") as response:
@@ -158,6 +201,57 @@ async def test_study_events_stream(served) -> None:  # type: ignore[no-untyped-d
     async with client.get("/v1/studies/s1/events") as response:
         assert response.content_type == "text/event-stream"
         assert (await response.text()).count("data: ") == 3
+
+
+async def test_studies_are_paused_resumed_and_compared(served) -> None:  # type: ignore[no-untyped-def]
+    client, _, _ = served
+    for verb, state in (("pause", "paused"), ("resume", "running")):
+        async with client.post(f"/v1/studies/s1/{verb}") as response:
+            assert await response.json() == {"id": "s1", "state": state}
+    async with client.get("/v1/studies/compare?ids=a,b") as response:
+        assert await response.json() == {"studies": [{"id": "a"}, {"id": "b"}]}
+    for query in ("", "?ids=", "?ids=" + ",".join("abcdefghijklmnopq")):
+        async with client.get(f"/v1/studies/compare{query}") as response:
+            assert response.status == 400
+            assert "ids" in (await response.json())["title"]
+
+
+async def test_a_silent_stream_says_that_it_is_alive_and_a_reader_may_leave(tmp_path: Path) -> None:
+    released = asyncio.Event()
+    closed = asyncio.Event()
+
+    async def events() -> AsyncIterator[dict[str, Any]]:
+        try:
+            yield {"number": 1}
+            await released.wait()
+            yield {"number": 2}
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await stream_events(request, events(), comment_s=0.02)
+
+    application = web.Application()
+    application.router.add_get("/", handler)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "s")).start()
+    async with (
+        aiohttp.ClientSession("http://x", connector=aiohttp.UnixConnector(str(tmp_path / "s"))) as client,
+        client.get("/") as response,
+        asyncio.timeout(5),
+    ):
+        assert await response.content.readline() == b'data: {"number": 1}\n'
+        while not (line := await response.content.readline()).startswith(b":"):
+            assert line == b"\n"
+        released.set()
+        while not (line := await response.content.readline()).startswith(b"data"):
+            assert line in (b"\n", b": still here\n")
+        assert line == b'data: {"number": 2}\n'
+    async with asyncio.timeout(5):
+        await closed.wait()
+    await runner.cleanup()
 
 
 async def test_openapi_describes_every_route_that_is_served(served) -> None:  # type: ignore[no-untyped-def]

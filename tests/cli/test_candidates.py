@@ -125,16 +125,51 @@ def test_filters_and_json_agree(daemon: None, capsys: pytest.CaptureFixture[str]
 
 
 def test_plots_are_whole_files(daemon: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page, image = tmp_path / "front.html", tmp_path / "front.png"
-    assert main(["candidates", "--plot", str(page)]) == 0
-    assert main(["candidates", "--plot", str(image)]) == 0
-    assert image.read_bytes().startswith(b"\x89PNG")
-    text = page.read_text()
-    assert "data:image/png;base64," in text
-    assert text.count("<tr>") == 1 + len(PROFILES)
+    folder = tmp_path / "plots"
+    assert main(["candidates", "--plot", str(folder)]) == 0
+    assert (folder / "front.png").read_bytes().startswith(b"\x89PNG")
+    text = (folder / "front.html").read_text()
+    assert all(one.arm_id in text for one in PROFILES)
     capsys.readouterr()
     assert main(["candidates", "--plot", str(tmp_path / "front.gif")]) == 1
     assert ".html" in capsys.readouterr().err
+
+
+def test_an_export_imports_again_and_changes_nothing(
+    daemon: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "candidates.json"
+    assert main(["candidates", "--export", str(file)]) == 0
+    document = json.loads(file.read_text())
+    assert len(document["profiles"]) == len(PROFILES)
+    newer = document["profiles"][0]
+    newer["measured_unix_s"] += 1.0
+    file.write_text(json.dumps(document))
+    capsys.readouterr()
+    assert main(["candidates", "--import", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"profiles": 3, "stored": 1, "kept": 2, "unmapped": []}
+    assert main(["candidates", "--json"]) == 0
+    shown = {row["config_id"]: row["provenance"] for row in json.loads(capsys.readouterr().out)}
+    assert sorted(shown.values()) == ["imported: study s, trial 001", "study s, trial 001", "study s, trial 001"]
+    assert shown[newer["arm_id"]].startswith("imported: ")
+    document["profiles"][2]["encode"]["a_s"] = float("nan")
+    file.write_text(json.dumps(document))
+    assert main(["candidates", "--import", str(file)]) == 1
+    assert "profiles[2].encode.a_s" in capsys.readouterr().err
+    assert main(["candidates", "--import-kvserve", str(file)]) == 1
+    assert "library_metadata" in capsys.readouterr().err
+    assert main(["candidates", "--import", str(tmp_path / "none.json")]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options", [["--model", "f"], ["--export", "x.json", "--pareto"], ["--import", "x.json", "--workload", "general"]]
+)
+def test_options_that_do_not_go_together_are_refused(
+    config_file: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["candidates", *options]) == 1
+    assert "--" in capsys.readouterr().err
 
 
 def test_a_study_without_a_worker_is_refused_with_the_way_out(daemon: None, capsys: pytest.CaptureFixture[str]) -> None:

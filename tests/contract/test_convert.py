@@ -137,6 +137,7 @@ LOSSES = st.builds(
     segment=st.integers(0, 2**31),
     loss_nats=st.floats(allow_nan=False, allow_infinity=False),
     top1_agreement=st.floats(0, 1),
+    answer_nats=st.none() | st.floats(allow_nan=False, allow_infinity=False),
 )
 MEASUREMENTS = st.builds(
     CoderMeasurement,
@@ -192,6 +193,17 @@ def test_telemetry_survives_the_wire(telemetry: Telemetry) -> None:
 def test_a_trial_task_survives_the_wire(task: TrialTask) -> None:
     message = convert.trial_task_to_proto(task)
     assert convert.trial_task_from_proto(pb.TrialRequest.FromString(message.SerializeToString())) == task
+
+
+def test_a_worker_that_measures_no_answers_and_one_that_measures_nonsense() -> None:
+    loss = pb.SegmentLoss(prompt_tokens=256, segment=0, loss_nats=0.5, top1_agreement=1.0)
+    message = pb.TrialResult(study_id="s", trial_id="t", status="measured", losses=[loss])
+    assert convert.trial_outcome_from_proto(message).losses[0].answer_nats is None
+    message.losses[0].answer_nats = 0.0
+    assert convert.trial_outcome_from_proto(message).losses[0].answer_nats == 0.0
+    message.losses[0].answer_nats = math.nan
+    with pytest.raises(FieldError, match=r"answer_nats"):
+        convert.trial_outcome_from_proto(message)
 
 
 @given(OUTCOMES)

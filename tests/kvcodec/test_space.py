@@ -32,7 +32,9 @@ def random_points(space: StrategySpace, count: int) -> Iterator[Configuration]:
         values: dict[str, Value] = {}
         for parameter in space.parameters:
             if space.is_active(parameter.name, values):
-                values[parameter.name] = chance.choice(parameter.values)
+                value = chance.choice(parameter.values)
+                if not parameter.is_default(value):
+                    values[parameter.name] = value
         forbidden = (all(values.get(name) in bad for name, bad in rule.values.items()) for rule in space.forbidden)
         if not any(forbidden):
             count -= 1
@@ -122,3 +124,19 @@ def test_ids_that_stores_already_hold_stay_what_they_are() -> None:
     for configuration in (levels, lossless):
         kv_strategy_space(LAYOUTS[0]).validate(configuration)
         validate_configuration(configuration, LAYOUTS[0])
+
+
+def test_a_window_may_be_kept_and_none_is_not_written() -> None:
+    space = kv_strategy_space(LAYOUTS[0])
+    plain = {
+        "transform": "none", "quantise": "levels", "sink_tokens": 1, "code": "entropy",
+        "key_levels": 12, "key_axis": "channel", "key_group": 64,
+        "value_levels": 6, "value_axis": "token", "value_group": 64,
+    }  # fmt: skip
+    space.validate({**plain, "window_tokens": 64})
+    assert validate_configuration(Configuration({**plain, "window_tokens": 64}), LAYOUTS[0]).window_tokens == 64
+    with pytest.raises(FieldError, match="window_tokens") as caught:
+        space.validate({**plain, "window_tokens": 0})
+    assert caught.value.code == "configuration.default"
+    with pytest.raises(FieldError, match="window_tokens"):
+        space.validate({"transform": "none", "quantise": "none", "code": "zstd", "window_tokens": 64})

@@ -42,7 +42,31 @@ def test_rows_of_both_shapes_are_read(tmp_path: Path) -> None:
     corpus = read_corpus(path)
     assert len(corpus.held_out) + len(corpus.calibration) + len(corpus.served) == 40
     assert any(text.startswith("Question: q") for text in corpus.held_out)
+    assert corpus.examples == ()
     assert corpus_for("maths", tmp_path) == corpus
+
+
+def test_a_corpus_of_questions_with_answers_keeps_them_apart(tmp_path: Path) -> None:
+    rows = [{"question": f"q{n}", "answer": f"a{n}\n"} for n in range(20)]
+    path = tmp_path / "maths.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in (*rows, rows[3])))
+    corpus = read_corpus(path)
+    assert corpus.held_out == tuple(example.text.strip() for example in corpus.examples)
+    assert {(example.question, example.answer) for example in corpus.examples} < {
+        (row["question"], row["answer"]) for row in rows
+    }
+    texts = [f"Question: {row['question']}\nAnswer: {row['answer']}" for row in rows]
+    assert corpus.label == split_corpus("maths", texts).label
+
+
+@pytest.mark.parametrize(
+    "row", [{"question": "q"}, {"question": "q", "answer": " "}, {"question": 1, "answer": "a"}, []]
+)
+def test_half_an_example_is_none(tmp_path: Path, row: object) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(json.dumps({"question": "q", "answer": "a"}) + "\n" + json.dumps(row))
+    with pytest.raises(CorpusError, match=r"bad\.jsonl:2"):
+        read_corpus(path)
 
 
 def test_a_malformed_row_is_named_by_line(tmp_path: Path) -> None:

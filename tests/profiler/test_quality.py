@@ -9,6 +9,7 @@ import torch
 
 from dataplanes.sglang.profiler.corpus import CorpusError
 from dataplanes.sglang.profiler.quality import Loss, Planes, PromptBank, QualityError
+from dataplanes.sglang.profiler.segments import Segment
 
 SIZES = (64, 200)
 
@@ -32,7 +33,7 @@ def noisy(share: float) -> Any:
 @pytest.mark.parametrize("tokens", SIZES)
 def test_raw_through_the_identity_is_zero(bank: PromptBank, tokens: int) -> None:
     prompt = bank.prompt(tokens, 0)
-    assert bank.meter.measure(prompt, lambda planes: planes.clone()) == Loss(0.0, 1.0)  # type: ignore[union-attr]
+    assert bank.meter.measure(prompt, lambda planes: planes.clone()) == Loss(0.0, 1.0, 0.0)  # type: ignore[union-attr]
     assert abs(bank.meter.noise_floor_nats(prompt)) < 1e-6
 
 
@@ -60,21 +61,77 @@ def test_losing_all_of_the_prompt_costs_much(bank: PromptBank) -> None:
 def test_a_short_prompt_is_the_beginning_of_the_long_one(bank: PromptBank) -> None:
     bank.prefill(200, 2)
     short = bank.prompt(64, 2)
-    fresh = bank.meter.prefill(bank._window(64, 2)[:64])
+    fresh = bank.meter.prefill(bank.segments.cut(64, 2).prompt)
     assert isinstance(short.planes, torch.Tensor) and isinstance(fresh, torch.Tensor)
     assert short.planes.shape == (4, 64, 2, 32)
     torch.testing.assert_close(short.planes, fresh, rtol=2e-2, atol=2e-2)
-    assert short.continuation[0].tolist() == bank._window(64, 2)[64:96].tolist()
+    assert short.continuation[0].tolist() == bank.segments.cut(64, 2).continuation.tolist()
     assert short.raw_bytes == 4 * 64 * 2 * 32 * 2
 
 
 def test_the_raw_run_is_what_one_unsplit_pass_says(bank: PromptBank) -> None:
     prompt = bank.prompt(64, 0)
-    tokens = bank._window(64, 0)[: 64 + 32].unsqueeze(0)
+    cut = bank.segments.cut(64, 0)
+    tokens = torch.cat([cut.prompt, cut.continuation]).unsqueeze(0)
     with torch.inference_mode():
         whole = bank.meter._model(tokens).logits[0, 64:].float().log_softmax(-1)
     # The cache is rounded to bfloat16, so it is close and not equal.
     assert (prompt.raw_log_probs - whole).abs().mean() < 0.05
+
+
+def test_the_answer_loss_is_how_much_less_likely_the_true_tokens_became(bank: PromptBank) -> None:
+    """Against two runs over prompt and continuation that are put together here."""
+    prompt = bank.prompt(64, 0)
+    changed = noisy(0.3)(prompt.planes)
+    likelihoods = []
+    for planes in (prompt.planes, changed):
+        log_probs = bank.meter.prompt(planes, prompt.continuation).raw_log_probs
+        of_true = [float(log_probs[n - 1, token]) for n, token in enumerate(prompt.continuation[0].tolist()) if n]
+        likelihoods.append(sum(of_true) / 31)
+    loss = bank.meter.measure_planes(prompt, changed)
+    assert loss.answer_nats == pytest.approx(likelihoods[0] - likelihoods[1], rel=1e-4)
+    assert abs(likelihoods[0] - likelihoods[1]) > 0.01
+
+    part = bank.meter.prompt(prompt.planes, prompt.continuation, range(5, 6))
+    token = prompt.continuation[0, 5]
+    expected = float(prompt.raw_log_probs[4, token] - log_probs[4, token])
+    assert bank.meter.measure_planes(part, changed).answer_nats == pytest.approx(expected, rel=1e-4)
+    assert bank.meter.measure_planes(part, changed).loss_nats == loss.loss_nats
+
+
+def test_an_answer_that_the_pass_does_not_predict_is_refused_and_none_has_no_loss(bank: PromptBank) -> None:
+    prompt = bank.prompt(64, 0)
+    for beyond in (range(4), range(20, 33), range(1, 9, 2)):
+        with pytest.raises(QualityError, match="answer"):
+            bank.meter.prompt(prompt.planes, prompt.continuation, beyond)
+    short = bank.meter.prompt(prompt.planes, prompt.continuation[:, :1])
+    assert bank.meter.measure(short, noisy(0.3)).answer_nats is None
+    assert bank.meter.measure_planes(short, short.planes).answer_nats is None
+
+
+def test_prompts_of_different_beginnings_are_prefilled_apart(bank: PromptBank) -> None:
+    class Ends:
+        """The last tokens before one border, however long the prompt."""
+
+        def window_tokens(self, prompt_tokens: int) -> int:
+            return 232
+
+        def available(self, prompt_tokens: int) -> int:
+            return 1
+
+        def cut(self, prompt_tokens: int, segment: int) -> Segment:
+            whole = bank.segments.cut(200, 0)
+            return Segment(whole.prompt[-prompt_tokens:], whole.continuation, range(1, 32))
+
+    ends = PromptBank(bank.meter, Ends(), "ends")
+    ends.prefill(200, 0)
+    short = ends.prompt(64, 0)
+    fresh = bank.meter.prefill(bank.segments.cut(200, 0).prompt[-64:])
+    assert isinstance(short.planes, torch.Tensor) and isinstance(fresh, torch.Tensor)
+    assert torch.equal(short.planes, fresh)
+    long = ends.prompt(200, 0).planes
+    assert isinstance(long, torch.Tensor)
+    torch.testing.assert_close(long, bank.prompt(200, 0).planes)
 
 
 def test_other_shapes_and_numbers_that_are_none_are_refused(bank: PromptBank) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from controld.contract.configuration import Configuration
 from controld.contract.trial import TrialOutcome, TrialStatus, TrialTask
 from dataplanes.kvcodec.errors import CodecError
+from dataplanes.sglang.profiler.model_bench import ModelBench
 from dataplanes.sglang.profiler.trial import TimingPlan, TrialRunner
 
 TIMING = TimingPlan(codec_threads=1, evaluation_threads=1, segments_per_timing=2, repeats=2)
@@ -60,7 +63,7 @@ def mean_loss(outcome: TrialOutcome) -> float:
 def test_a_lossless_part_loses_nothing(runner: TrialRunner) -> None:
     outcome = runner.run(task(LOSSLESS))
     assert outcome.status is TrialStatus.MEASURED
-    assert {(loss.loss_nats, loss.top1_agreement) for loss in outcome.losses} == {(0.0, 1.0)}
+    assert {(loss.loss_nats, loss.top1_agreement, loss.answer_nats) for loss in outcome.losses} == {(0.0, 1.0, 0.0)}
 
 
 def test_every_segment_has_a_loss_and_every_coder_its_costs(runner: TrialRunner) -> None:
@@ -74,6 +77,28 @@ def test_every_segment_has_a_loss_and_every_coder_its_costs(runner: TrialRunner)
         assert 0 < cost.wire_bytes < cost.raw_bytes
         assert cost.encode_s > 0 and cost.decode_s > 0
     assert outcome.corpus.startswith("dialogue#")
+
+
+def test_worked_examples_are_reported_under_the_length_that_was_asked_for(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """Their prompts are a little shorter: bytes are those of the tokens that there are."""
+    rows = [
+        {"question": f"How much is {n} and {3 * n}?", "answer": f"It is {n} + {3 * n} = {4 * n}."} for n in range(400)
+    ]
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    bench = ModelBench(tiny_model_dir, tmp_path, page_tokens=16, frame_bytes=64 * 512)
+    runner = TrialRunner(bench.space, bench.bank_for, bench.codec_for, TIMING)
+    outcome = runner.run(task(levels(8, 4), workload="sums"))
+    assert outcome.status is TrialStatus.MEASURED, outcome.detail
+    assert outcome.corpus.startswith("sums#") and outcome.corpus.endswith(":answers")
+    asked = [(64, 0), (64, 1), (200, 0), (200, 1)]
+    assert [(loss.prompt_tokens, loss.segment) for loss in outcome.losses] == asked
+    assert {(cost.prompt_tokens, cost.segment) for cost in outcome.coders} == set(asked)
+    bank = bench.bank_for("sums", 32)
+    for cost in outcome.coders:
+        assert cost.raw_bytes == bank.prompt(cost.prompt_tokens, cost.segment).tokens * 512
+        assert (cost.prompt_tokens - 40) * 512 < cost.raw_bytes <= cost.prompt_tokens * 512
+    assert all(loss.answer_nats for loss in outcome.losses)
+    assert mean_loss(outcome) > 0
 
 
 def test_fewer_levels_lose_more(runner: TrialRunner) -> None:

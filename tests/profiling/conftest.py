@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from controld.contract.trial import CoderMeasurement, SegmentLoss, TrialOutcome,
 from controld.fleet.errors import FleetError
 from controld.fleet.identity import AgentIdentity
 from controld.fleet.session import AgentSession
+from controld.profiling.search.observation import Proposal
+from controld.profiling.search_process import SearchAnswer, SearchProcessError, SearchRequest
 from controld.profiling.service import StudyService
 from controld.store.sqlite import SqliteStore
 
@@ -109,6 +112,36 @@ class HandFleet:
         self.cancelled.append((agent_id, study_id, trial_id))
 
 
+class HandSearch:
+    """A search that proposes the parts of the space in their order, or what a test puts into `next`."""
+
+    def __init__(self) -> None:
+        self.requests: list[SearchRequest] = []
+        self.next: list[Proposal] = []
+        self.error: SearchProcessError | None = None
+        self.parts_left: int | None = None
+        self.stopped = False
+
+    async def propose(self, request: SearchRequest) -> SearchAnswer:
+        self.requests.append(request)
+        if self.error is not None:
+            raise self.error
+        if self.next:
+            proposals, self.next = self.next[: request.count], self.next[request.count :]
+            return SearchAnswer(proposals=tuple(proposals), seconds=0.5)
+        taken = {one.lossy for one in request.observations} | set(request.pending)
+        free = (part for part in StrategySpace.from_json(request.space_json).enumerate(lossy_only=True))
+        wanted = request.count if self.parts_left is None else min(request.count, self.parts_left - len(taken))
+        chosen = list(itertools.islice((part for part in free if part not in taken), max(wanted, 0)))
+        return SearchAnswer(
+            proposals=tuple(Proposal(lossy=part, segments=request.segments, source="model") for part in chosen),
+            seconds=0.5,
+        )
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
 def outcome_of(
     task: TrialTask,
     status: TrialStatus = TrialStatus.MEASURED,
@@ -121,7 +154,8 @@ def outcome_of(
     """What a worker would say of a task."""
     count = task.segments_per_length if segments is None else segments
     measured = status in (TrialStatus.MEASURED, TrialStatus.PROGRESS)
-    places = [(tokens, segment) for tokens in task.prompt_tokens for segment in range(count)] if measured else []
+    segments_of = range(task.first_segment, task.first_segment + count)
+    places = [(tokens, segment) for tokens in task.prompt_tokens for segment in segments_of] if measured else []
     return TrialOutcome(
         study_id=task.study_id,
         trial_id=task.trial_id,
@@ -163,11 +197,25 @@ class Bench:
         self.fleet = fleet
         self.clock = clock
         self.new_profiles = 0
+        self.search = HandSearch()
         self.service = self.make_service()
 
     def make_service(self) -> StudyService:
         """Another process's service over what is stored."""
-        return StudyService(self.store, self.fleet, self.clock, on_profiles=self._count, review_s=3600.0)
+        return StudyService(
+            self.store,
+            self.fleet,
+            self.clock,
+            on_profiles=self._count,
+            review_s=3600.0,
+            search=self.search,
+            events_apart_s=0.001,
+        )
+
+    async def review(self) -> None:
+        """What the service does by itself: choose trials, give them out."""
+        await self.service.search()
+        await self.service.dispatch()
 
     def _count(self) -> None:
         self.new_profiles += 1
@@ -175,12 +223,12 @@ class Bench:
     async def answer_all(self, worker: AgentSession | None = None, **values: Any) -> int:
         """Measure everything that is asked until nothing is; returns how many trials that were."""
         answered = 0
-        await self.service.dispatch()
+        await self.review()
         while self.fleet.requests:
             agent_id, task = self.fleet.requests.pop(0)
             await self.service.on_trial_result(worker or session(agent_id), outcome_of(task, **values))
             answered += 1
-            await self.service.dispatch()
+            await self.review()
         return answered
 
 

@@ -68,3 +68,17 @@ def test_a_forbidden_neighbour_is_passed_over() -> None:
     )
     wish = {"quantise": "levels", "value_axis": "token", "value_group": 64}
     assert nearest(space, wish) == Configuration({"quantise": "levels", "value_axis": "token", "value_group": 32})
+
+
+def test_a_wish_that_leaves_a_parameter_open_takes_its_default() -> None:
+    space = StrategySpace(
+        parameters=(
+            Parameter(name="quantise", values=("levels",)),
+            Parameter(name="window_tokens", values=(0, 64, 128), ordered=True, default=0),
+            Parameter(name="code", values=("entropy",), lossy=False),
+        )
+    )
+    assert nearest(space, {"quantise": "levels"}) == Configuration({"quantise": "levels"})
+    assert nearest(space, {"quantise": "levels", "window_tokens": 0}) == Configuration({"quantise": "levels"})
+    nearby = nearest(space, {"quantise": "levels", "window_tokens": 80})
+    assert nearby == Configuration({"quantise": "levels", "window_tokens": 64})

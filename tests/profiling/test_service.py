@@ -11,7 +11,8 @@ from controld.candidates.profile import Profile
 from controld.contract.errors import FieldError
 from controld.contract.trial import TrialStatus
 from controld.profiling.dispatch import ABSENCE_S, MAX_ATTEMPTS
-from controld.profiling.service import StudyNotFoundError, StudyRefusedError, StudyService
+from controld.profiling.errors import StudyNotFoundError, StudyRefusedError
+from controld.profiling.service import StudyService
 
 REQUEST: dict[str, Any] = {
     "plane": "sglang",

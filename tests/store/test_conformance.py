@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path as FilePath
 
 import pytest
@@ -111,6 +112,17 @@ async def test_a_profile_replaces_the_one_under_its_key(store: Store) -> None:
     assert await store.profiles.list(model_fingerprint="other") == ()
     assert await store.profiles.delete([profile("a").key, profile("zz").key]) == 1
     assert {p.key.config_id for p in await store.profiles.list()} == {"b", "c"}
+
+
+async def test_only_a_newer_profile_replaces_where_that_is_asked(store: Store) -> None:
+    await store.profiles.upsert([profile("a"), profile("b")])
+    older = replace(profile("a", '{"old": 1}'), updated_unix_s=0.5)
+    same = profile("b", '{"same": 1}')
+    assert await store.profiles.add_newer([older, same]) == 0
+    newer = replace(profile("b", '{"new": 1}'), updated_unix_s=1.5)
+    assert await store.profiles.add_newer([older, newer, profile("c")]) == 2
+    assert [p.document for p in await store.profiles.list()] == ["{}", '{"new": 1}', "{}"]
+    assert await store.profiles.add_newer([]) == 0
 
 
 async def test_a_posterior_is_swapped_only_for_the_version_that_was_read(store: Store) -> None:

@@ -363,6 +363,7 @@ def trial_outcome_to_proto(outcome: TrialOutcome) -> pb.TrialResult:
                 segment=loss.segment,
                 loss_nats=loss.loss_nats,
                 top1_agreement=loss.top1_agreement,
+                answer_nats=loss.answer_nats,
             )
             for loss in outcome.losses
         ],
@@ -399,6 +400,7 @@ def trial_outcome_from_proto(message: pb.TrialResult) -> TrialOutcome:
                 segment=loss.segment,
                 loss_nats=loss.loss_nats,
                 top1_agreement=loss.top1_agreement,
+                answer_nats=loss.answer_nats if loss.HasField("answer_nats") else None,
             )
             for loss in message.losses
         ),

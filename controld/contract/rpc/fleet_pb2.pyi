@@ -428,16 +428,18 @@ class TrialResult(_message.Message):
     def __init__(self, study_id: _Optional[str] = ..., trial_id: _Optional[str] = ..., status: _Optional[str] = ..., detail: _Optional[str] = ..., losses: _Optional[_Iterable[_Union[SegmentLoss, _Mapping]]] = ..., coders: _Optional[_Iterable[_Union[CoderMeasurement, _Mapping]]] = ..., seconds: _Optional[float] = ..., corpus: _Optional[str] = ...) -> None: ...
 
 class SegmentLoss(_message.Message):
-    __slots__ = ("prompt_tokens", "segment", "loss_nats", "top1_agreement")
+    __slots__ = ("prompt_tokens", "segment", "loss_nats", "top1_agreement", "answer_nats")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     LOSS_NATS_FIELD_NUMBER: _ClassVar[int]
     TOP1_AGREEMENT_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_NATS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     segment: int
     loss_nats: float
     top1_agreement: float
-    def __init__(self, prompt_tokens: _Optional[int] = ..., segment: _Optional[int] = ..., loss_nats: _Optional[float] = ..., top1_agreement: _Optional[float] = ...) -> None: ...
+    answer_nats: float
+    def __init__(self, prompt_tokens: _Optional[int] = ..., segment: _Optional[int] = ..., loss_nats: _Optional[float] = ..., top1_agreement: _Optional[float] = ..., answer_nats: _Optional[float] = ...) -> None: ...
 
 class CoderMeasurement(_message.Message):
     __slots__ = ("code", "prompt_tokens", "segment", "raw_bytes", "wire_bytes", "encode_s", "decode_s")

@@ -22,17 +22,23 @@ class SqliteProfiles:
         self._access = access
 
     async def upsert(self, records: Sequence[ProfileRecord]) -> None:
+        await self._insert(records, "")
+
+    async def add_newer(self, records: Sequence[ProfileRecord]) -> int:
+        return await self._insert(records, " WHERE excluded.updated_unix_s > profiles.updated_unix_s")
+
+    async def _insert(self, records: Sequence[ProfileRecord], replace_where: str) -> int:
         rows = [(*astuple(record.key), record.document, record.updated_unix_s) for record in records]
 
-        def job(connection: sqlite3.Connection) -> None:
-            connection.executemany(
+        def job(connection: sqlite3.Connection) -> int:
+            return connection.executemany(
                 f"INSERT INTO profiles ({_KEY_COLUMNS}, document, updated_unix_s) VALUES (?, ?, ?, ?, ?, ?, ?)"
                 f" ON CONFLICT ({_KEY_COLUMNS}) DO UPDATE"
-                " SET document = excluded.document, updated_unix_s = excluded.updated_unix_s",
+                f" SET document = excluded.document, updated_unix_s = excluded.updated_unix_s{replace_where}",
                 rows,
-            )
+            ).rowcount
 
-        await self._access.write(job)
+        return max(0, await self._access.write(job))
 
     async def list(
         self, *, model_fingerprint: str | None = None, workload: str | None = None

@@ -170,7 +170,7 @@ def is_published(configuration: Mapping[str, Any]) -> bool:
     without a rotation; SplitZip as the lossless split. Not the calibrated transform, nor levels after a rotation, which
     take a stage of one and a stage of another.
     """
-    quantise, transform = configuration["quantise"], configuration["transform"]
+    quantise, transform = configuration.get("quantise"), configuration.get("transform")
     return quantise in _PUBLISHED_FORMATS or (quantise in ("levels", "none") and transform == "none")
 
 

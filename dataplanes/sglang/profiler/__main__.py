@@ -8,9 +8,13 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from controld.contract.errors import ControldError
 from controld.contract.trial import TrialOutcome, TrialTask
+
+if TYPE_CHECKING:
+    from dataplanes.sglang.profiler.worker import WorkerSettings
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,11 +41,36 @@ def _parser() -> argparse.ArgumentParser:
         "--codec-threads", type=int, default=1, help="threads for codecs, as a serving process gives them"
     )
     parser.add_argument(
-        "--evaluation-threads", type=int, default=os.cpu_count() or 1, help="threads for the model (default: all)"
+        "--evaluation-threads", type=int, help="threads for the model (default: all, on Ray the actor's num_cpus)"
     )
     parser.add_argument("--once", type=Path, metavar="GRID.json", help="measure this grid without a daemon")
     parser.add_argument("--out", type=Path, metavar="RESULTS.json", help="where --once writes")
+    parser.add_argument(
+        "--executor", choices=("process", "ray"), default="process", help="where trials run (default: in this process)"
+    )
+    ray = parser.add_argument_group(
+        "--executor ray", "one agent of the daemon, and one Ray actor, for each trial at once"
+    )
+    ray.add_argument(
+        "--ray-address", metavar="ADDRESS", help="auto (default): the Ray that runs; local: one of our own"
+    )
+    ray.add_argument("--trials-at-once", type=int, metavar="N", help="how many actors (default: 1)")
+    ray.add_argument(
+        "--resources",
+        metavar="JSON",
+        help="""of each actor (default: '{"num_cpus": 1}'; also num_gpus, memory, resources)""",
+    )
     return parser
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if (options.once is None) != (options.out is None):
+        parser.error("--once and --out go together")
+    if options.executor == "ray" and options.once is not None:
+        parser.error("--once runs in this process")
+    given = [options.ray_address, options.trials_at_once, options.resources]
+    if options.executor != "ray" and any(value is not None for value in given):
+        parser.error("--ray-address, --trials-at-once and --resources go with --executor ray")
 
 
 def _report(task: TrialTask, outcome: TrialOutcome) -> None:
@@ -54,12 +83,37 @@ def _report(task: TrialTask, outcome: TrialOutcome) -> None:
     )
 
 
+def _all_threads() -> int:
+    return os.cpu_count() or 1
+
+
+def _serve_on_ray(options: argparse.Namespace, settings: WorkerSettings) -> NoReturn:
+    from dataplanes.sglang.profiler.ray_executor import AUTO, BenchSettings, Cluster, RayResources, serve_on_ray
+    from dataplanes.sglang.profiler.trial import TimingPlan
+
+    resources = RayResources.parse(options.resources or "{}")
+    timing = TimingPlan(
+        codec_threads=options.codec_threads,
+        evaluation_threads=options.evaluation_threads or max(1, int(resources.num_cpus)),
+    )
+    bench = BenchSettings(
+        # Actors have working directories of their own.
+        model_dir=options.model.absolute(),
+        texts_dir=options.texts.absolute() if options.texts else None,
+        page_tokens=options.page_tokens,
+        frame_bytes=options.frame_bytes,
+        artefacts_dir=options.artefacts.absolute() if options.artefacts else None,
+        timing=timing,
+    )
+    slots = 1 if options.trials_at_once is None else options.trials_at_once
+    serve_on_ray(lambda: Cluster(options.ray_address or AUTO, resources), bench, settings, slots=slots)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if (options.once is None) != (options.out is None):
-        parser.error("--once and --out go together")
+    _check(parser, options)
     # Codecs run native code: a crash should leave the place where it happened in the log.
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -67,7 +121,16 @@ def main(arguments: list[str] | None = None) -> int:
         # torch and transformers take seconds to import: bad arguments are refused before that.
         from dataplanes.sglang.profiler.model_bench import ModelBench
         from dataplanes.sglang.profiler.trial import TimingPlan, TrialRunner
+        from dataplanes.sglang.profiler.worker import WorkerSettings, serve
 
+        settings = WorkerSettings(
+            address=options.address or os.environ.get("CONTROLD_ADDRESS", ""),
+            deployment=options.deployment,
+            agent_id=options.agent_id,
+            codec_threads=options.codec_threads,
+        )
+        if options.executor == "ray":
+            _serve_on_ray(options, settings)
         bench = ModelBench(
             options.model,
             options.texts,
@@ -75,24 +138,15 @@ def main(arguments: list[str] | None = None) -> int:
             frame_bytes=options.frame_bytes,
             artefacts_dir=options.artefacts,
         )
-        timing = TimingPlan(codec_threads=options.codec_threads, evaluation_threads=options.evaluation_threads)
+        timing = TimingPlan(
+            codec_threads=options.codec_threads, evaluation_threads=options.evaluation_threads or _all_threads()
+        )
         runner = TrialRunner(bench.space, bench.bank_for, bench.codec_for, timing)
         if options.once is not None:
             from dataplanes.sglang.profiler.once import read_tasks, run_once
 
             return 0 if run_once(read_tasks(options.once), runner, options.out, _report) else 1
-        from dataplanes.sglang.profiler.worker import WorkerSettings, serve
-
-        serve(
-            bench,
-            runner,
-            WorkerSettings(
-                address=options.address or os.environ.get("CONTROLD_ADDRESS", ""),
-                deployment=options.deployment,
-                agent_id=options.agent_id,
-                codec_threads=options.codec_threads,
-            ),
-        )
+        serve(bench, runner, settings)
     except ControldError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

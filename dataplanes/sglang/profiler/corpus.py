@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from controld.contract.errors import ControldError
 
@@ -22,6 +23,19 @@ class CorpusError(ControldError):
     """A workload has no usable texts."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkedExample:
+    """A question with its answer."""
+
+    question: str
+    answer: str
+
+    @property
+    def text(self) -> str:
+        """As a document."""
+        return f"Question: {self.question}\nAnswer: {self.answer}"
+
+
 @dataclass(frozen=True, slots=True)
 class Corpus:
     """Documents of one workload.
@@ -31,12 +45,14 @@ class Corpus:
         held_out: for measuring profiles.
         calibration: for anything fitted.
         served: for requests of an experiment, which must be news to both.
+        examples: the held-out documents in their order, where all documents are worked examples; else none.
     """
 
     name: str
     held_out: tuple[str, ...]
     calibration: tuple[str, ...]
     served: tuple[str, ...]
+    examples: tuple[WorkedExample, ...] = ()
 
     @property
     def label(self) -> str:
@@ -82,18 +98,22 @@ def read_corpus(path: Path) -> Corpus:
     """Texts of a file, or of every file in a folder.
 
     `.txt` and `.md`: one document a file. `.jsonl`: one a line, an object with `text`, or `question` and `answer`.
+    Where every document is a question with its answer, the corpus keeps them as examples too.
 
     Raises:
         CorpusError: nothing readable, or a line that is none of these.
     """
     files = sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES) if path.is_dir() else [path]
-    documents: list[str] = []
+    documents: list[str | WorkedExample] = []
     for file in files:
         if file.suffix == ".jsonl":
             documents.extend(_read_rows(file))
         else:
             documents.append(file.read_text())
-    corpus = split_corpus(path.stem, documents)
+    examples = {one.text.strip(): one for one in documents if isinstance(one, WorkedExample)}
+    corpus = split_corpus(path.stem, (one.text if isinstance(one, WorkedExample) else one for one in documents))
+    if all(text in examples for text in (*corpus.held_out, *corpus.calibration, *corpus.served)):
+        corpus = replace(corpus, examples=tuple(examples[text] for text in corpus.held_out))
     if not corpus.held_out:
         raise CorpusError(f"{path} holds no texts", code="corpus.empty", hint=f"files of {_SUFFIXES}")
     return corpus
@@ -126,17 +146,25 @@ def _label(name: str, texts: Iterable[str]) -> str:
     return f"{name}#{digest}"
 
 
-def _read_rows(file: Path) -> Iterable[str]:
+def _read_rows(file: Path) -> Iterable[str | WorkedExample]:
     for number, line in enumerate(file.read_text().splitlines(), start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-            text = row["text"] if "text" in row else f"Question: {row['question']}\nAnswer: {row['answer']}"
+            yield _row(json.loads(line))
         except (ValueError, TypeError, KeyError) as error:
             raise CorpusError(
                 f"{file}:{number}: not a text: {error!r}",
                 code="corpus.malformed",
                 hint="an object with text, or with question and answer",
             ) from error
-        yield str(text)
+
+
+def _row(row: Any) -> str | WorkedExample:
+    """Raises: ValueError, TypeError, KeyError: neither a text nor a worked example."""
+    if "text" in row:
+        return str(row["text"])
+    for name in ("question", "answer"):
+        if not isinstance(row[name], str) or not row[name].strip():
+            raise ValueError(f"{name} is not a text that says something")
+    return WorkedExample(question=row["question"], answer=row["answer"])

@@ -4,7 +4,8 @@ The prompt's KV goes through the real bytes of encode, frame and decode. Then th
 forward pass of its tokens over a cache that holds the prompt's KV, raw in one run and decoded in the other. Only the
 prompt's KV differs between the two: the continuation's own KV is computed by the model in that pass and is never coded.
 The loss is the mean over the continuation's positions of KL(raw || coded) of the next-token distributions, in nats per
-token.
+token. Beside it stands by how much the log-likelihood of the true tokens falls; of plain texts that is every token that
+the pass predicts, of worked examples the answer's.
 
 Everything is evaluated in float32 on KV rounded to the cache's dtype. Evaluating in bfloat16 would add about 0.0015
 nats of its own; this way raw against raw is zero within 1e-6, which `QualityMeter.noise_floor_nats` measures.
@@ -21,13 +22,8 @@ from typing import Any
 import torch
 
 from controld.contract.errors import ControldError
-from dataplanes.sglang.profiler.corpus import Corpus, CorpusError
-
-WINDOW_PROMPT_TOKENS = 2048
-"""Segments are cut for prompts of this length; shorter prompts are their first tokens.
-
-So one prefill serves all lengths of a segment: a token's KV does not depend on what follows.
-"""
+from dataplanes.sglang.profiler.corpus import Corpus, CorpusError, WorkedExample
+from dataplanes.sglang.profiler.segments import ExampleSegments, ExampleTokens, Segments, TextSegments
 
 Planes = torch.Tensor | Sequence[torch.Tensor]
 """The keys of all layers, then the values; each `[tokens, kv_heads, head_dim]` in the cache's dtype.
@@ -50,10 +46,13 @@ class Loss:
     Args:
         loss_nats: mean KL(raw || coded) over the continuation, nats a token; below zero by rounding at most.
         top1_agreement: share of positions where both runs name the same most likely token.
+        answer_nats: mean log-likelihood of the answer's true tokens, raw minus coded, nats a token; below zero where
+            coding made them likelier by chance. None where no token of the answer is predicted.
     """
 
     loss_nats: float
     top1_agreement: float
+    answer_nats: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,12 +62,14 @@ class Prompt:
     Args:
         planes: the prompt's KV.
         continuation: token ids `[1, continuation_tokens]`.
-        raw_log_probs: `[continuation_tokens, vocabulary]`, float32.
+        raw_log_probs: `[continuation_tokens, vocabulary]`, float32; row `n` predicts token `n + 1`.
+        answer: positions in the continuation, from 1 on; see `Segment`.
     """
 
     planes: Planes
     continuation: torch.Tensor
     raw_log_probs: torch.Tensor
+    answer: range
 
     @property
     def tokens(self) -> int:
@@ -100,10 +101,22 @@ class QualityMeter:
             rows = [layer.keys for layer in layers] + [layer.values for layer in layers]
             return _dense([row[0].transpose(0, 1).to(self.kv_dtype) for row in rows])
 
-    def prompt(self, planes: Planes, continuation: torch.Tensor) -> Prompt:
-        """The prompt that left these planes, with the continuation (a row of tokens) evaluated on them."""
+    def prompt(self, planes: Planes, continuation: torch.Tensor, answer: range | None = None) -> Prompt:
+        """The prompt that left these planes, with the continuation (a row of tokens) evaluated on them.
+
+        Args:
+            answer: see `Segment`; None: all of the continuation that the pass predicts.
+
+        Raises:
+            QualityError: the answer is not within what the pass predicts.
+        """
         row = continuation.reshape(1, -1)
-        return Prompt(planes, row, self._continue(planes, row))
+        predicted = range(1, row.shape[1])
+        if answer is None:
+            answer = predicted
+        elif answer and not (answer[0] in predicted and answer[-1] in predicted and answer.step == 1):
+            raise QualityError(f"answer: {answer} is not within {predicted}", code="quality.answer")
+        return Prompt(planes, row, self._continue(planes, row), answer)
 
     def measure(self, prompt: Prompt, round_trip: RoundTrip) -> Loss:
         """The loss of one way of moving the prompt's KV.
@@ -120,13 +133,14 @@ class QualityMeter:
         if actual != expected:
             raise QualityError("the round trip changed the planes' shapes or dtypes", code="quality.shape")
         if all(torch.equal(before, after) for before, after in zip(prompt.planes, received, strict=True)):
-            return Loss(0.0, 1.0)  # the same numbers into the same computation
+            return Loss(0.0, 1.0, 0.0 if prompt.answer else None)  # the same numbers into the same computation
         log_probs = self._continue(received, prompt.continuation)
         loss_nats = _kl_nats(prompt.raw_log_probs, log_probs)
-        if not math.isfinite(loss_nats):
-            raise QualityError(f"the loss is {loss_nats}", code="quality.not_finite")
+        answer_nats = _answer_nats(prompt, log_probs)
+        if not math.isfinite(loss_nats) or not math.isfinite(answer_nats or 0.0):
+            raise QualityError(f"the loss is {loss_nats}, of the answer {answer_nats}", code="quality.not_finite")
         agreement = (prompt.raw_log_probs.argmax(-1) == log_probs.argmax(-1)).float().mean()
-        return Loss(loss_nats, float(agreement))
+        return Loss(loss_nats, float(agreement), answer_nats)
 
     def noise_floor_nats(self, prompt: Prompt) -> float:
         """The loss of the prompt's own planes, evaluated once more: the noise of the evaluation alone."""
@@ -154,24 +168,20 @@ class PromptBank:
 
     Args:
         meter: of the model.
-        token_ids: the corpus as one row of tokens.
-        corpus_label: name and hash of the texts.
-        continuation_tokens: teacher-forced tokens after the prompt.
+        segments: of the corpus.
+        corpus_label: name and hash of the texts, and how they were cut if not as plain texts.
     """
 
-    def __init__(
-        self, meter: QualityMeter, token_ids: torch.Tensor, corpus_label: str, *, continuation_tokens: int = 128
-    ) -> None:
+    def __init__(self, meter: QualityMeter, segments: Segments, corpus_label: str) -> None:
         self.meter = meter
+        self.segments = segments
         self.corpus_label = corpus_label
-        self.continuation_tokens = continuation_tokens
-        self._token_ids = token_ids
-        self._prefilled: dict[int, Planes] = {}
+        self._prefilled: dict[int, tuple[torch.Tensor, Planes]] = {}
         self._prompts: dict[tuple[int, int], Prompt] = {}
 
     def segments_available(self, prompt_tokens: int) -> int:
         """How many disjoint segments the corpus has for prompts of this length."""
-        return int(self._token_ids.numel()) // self._window_tokens(prompt_tokens)
+        return self.segments.available(prompt_tokens)
 
     def require_segments(self, prompt_tokens: int, count: int) -> None:
         """Check that there are at least `count` segments.
@@ -182,45 +192,52 @@ class PromptBank:
         available = self.segments_available(prompt_tokens)
         if count > available:
             raise CorpusError(
-                f"{self.corpus_label} has {available} segments of {self._window_tokens(prompt_tokens)} tokens, "
+                f"{self.corpus_label} has {available} segments of {self.segments.window_tokens(prompt_tokens)} tokens, "
                 f"{count} were asked for",
                 code="corpus.too_short",
                 hint="give more texts or ask for fewer segments",
             )
 
     def prefill(self, prompt_tokens: int, segment: int) -> None:
-        """Have the KV of at least `prompt_tokens` tokens; worth calling for the longest prompt first.
+        """Have the KV of this prompt; worth calling for the longest first: what begins alike is prefilled once.
 
         Raises:
-            CorpusError: the corpus is too short for this segment.
+            CorpusError: the corpus is too short for this segment, or has no prompt this short.
         """
+        if (prompt_tokens, segment) in self._prompts:
+            return
         self.require_segments(prompt_tokens, segment + 1)
-        kept = self._prefilled.get(segment)
-        if kept is None or int(kept[0].shape[0]) < prompt_tokens:
-            self._prefilled[segment] = self.meter.prefill(self._window(prompt_tokens, segment)[:prompt_tokens])
+        token_ids = self.segments.cut(prompt_tokens, segment).prompt
+        if self._kept(token_ids, segment) is None:
+            self._prefilled[segment] = token_ids, self.meter.prefill(token_ids)
 
     def prompt(self, prompt_tokens: int, segment: int) -> Prompt:
         """The prompt, prefilled on first use.
 
         Raises:
-            CorpusError: the corpus is too short for this segment.
+            CorpusError: the corpus is too short for this segment, or has no prompt this short.
         """
         key = (prompt_tokens, segment)
         if key not in self._prompts:
-            self.prefill(prompt_tokens, segment)
-            kept = self._prefilled[segment]
-            whole = int(kept[0].shape[0]) == prompt_tokens
-            planes = kept if whole else _dense([plane[:prompt_tokens] for plane in kept])
-            following = self._window(prompt_tokens, segment)[prompt_tokens:]
-            self._prompts[key] = self.meter.prompt(planes, following[: self.continuation_tokens])
+            self.require_segments(prompt_tokens, segment + 1)
+            cut = self.segments.cut(prompt_tokens, segment)
+            planes = self._kept(cut.prompt, segment)
+            if planes is None:
+                planes = self.meter.prefill(cut.prompt)
+                # The kept one stays: it is what a caller prefilled for the longer prompts that follow.
+                self._prefilled.setdefault(segment, (cut.prompt, planes))
+            self._prompts[key] = self.meter.prompt(planes, cut.continuation, cut.answer)
         return self._prompts[key]
 
-    def _window_tokens(self, prompt_tokens: int) -> int:
-        return max(WINDOW_PROMPT_TOKENS, prompt_tokens) + self.continuation_tokens
-
-    def _window(self, prompt_tokens: int, segment: int) -> torch.Tensor:
-        size = self._window_tokens(prompt_tokens)
-        return self._token_ids[segment * size : (segment + 1) * size]
+    def _kept(self, token_ids: torch.Tensor, segment: int) -> Planes | None:
+        """Planes of these tokens, if the prefilled row begins with them: KV does not depend on what follows."""
+        if segment not in self._prefilled:
+            return None
+        kept_ids, planes = self._prefilled[segment]
+        tokens = int(token_ids.numel())
+        if not torch.equal(kept_ids[:tokens], token_ids):
+            return None
+        return planes if kept_ids.numel() == tokens else _dense([plane[:tokens] for plane in planes])
 
 
 def load_model(model_dir: Path) -> Any:
@@ -237,8 +254,18 @@ def bank_for(meter: QualityMeter, model_dir: Path, corpus: Corpus, *, continuati
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
+    if corpus.examples:
+        examples = [_example_tokens(tokenizer, example) for example in corpus.examples]
+        return PromptBank(meter, ExampleSegments(examples, continuation_tokens), f"{corpus.label}:answers")
     ids = tokenizer("\n\n".join(corpus.held_out), verbose=False, return_tensors="pt").input_ids[0]
-    return PromptBank(meter, ids, corpus.label, continuation_tokens=continuation_tokens)
+    return PromptBank(meter, TextSegments(ids, continuation_tokens), corpus.label)
+
+
+def _example_tokens(tokenizer: Any, example: WorkedExample) -> ExampleTokens:
+    """Its pieces are tokenized one by one: no token then lies across a border."""
+    pieces = [f"Question: {example.question}", "\nAnswer:", f" {example.answer}", "\n\n"]
+    question, lead, answer, tail = map(tuple, tokenizer(pieces, add_special_tokens=False, verbose=False).input_ids)
+    return ExampleTokens(question=question, lead=lead, answer=answer, tail=tail)
 
 
 def _dense(planes: list[torch.Tensor]) -> Planes:
@@ -251,3 +278,14 @@ def _kl_nats(raw_log_probs: torch.Tensor, log_probs: torch.Tensor) -> float:
     """Mean KL over rows. The terms are summed in float64: they are large against their sum."""
     terms = raw_log_probs.exp() * (raw_log_probs - log_probs)
     return float(terms.sum(-1, dtype=torch.float64).mean())
+
+
+def _answer_nats(prompt: Prompt, log_probs: torch.Tensor) -> float | None:
+    """Raw minus coded log-probability of the answer's tokens, on average; None without any."""
+    answer = prompt.answer
+    if not answer:
+        return None
+    rows = slice(answer.start - 1, answer.stop - 1)
+    tokens = prompt.continuation[0, answer.start : answer.stop, None]
+    fall = prompt.raw_log_probs[rows].gather(-1, tokens) - log_probs[rows].gather(-1, tokens)
+    return float(fall.mean(dtype=torch.float64))

@@ -160,7 +160,7 @@ class _Run:
                     self._check()
                     prompt = bank.prompt(prompt_tokens, segment)
                 self._check()
-                received = self._run_codecs(prompt, segment, codecs, position)
+                received = self._run_codecs(prompt, prompt_tokens, segment, codecs, position)
                 self._check()
                 with _threads(self._timing.evaluation_threads):
                     loss = bank.meter.measure_planes(prompt, received)
@@ -170,11 +170,14 @@ class _Run:
                         segment=segment,
                         loss_nats=loss.loss_nats,
                         top1_agreement=loss.top1_agreement,
+                        answer_nats=loss.answer_nats,
                     )
                 )
                 self._progress(self.outcome(TrialStatus.PROGRESS))
 
-    def _run_codecs(self, prompt: Prompt, segment: int, codecs: dict[str, WireCodec], position: int) -> Planes:
+    def _run_codecs(
+        self, prompt: Prompt, prompt_tokens: int, segment: int, codecs: dict[str, WireCodec], position: int
+    ) -> Planes:
         """Run the coders that this segment gets; the planes that arrive, the same through every coder."""
         received: Planes | None = None
         timed = max(1, self._task.segments_per_length // self._timing.segments_per_timing)
@@ -186,12 +189,12 @@ class _Run:
                     codecs[code],
                     prompt.planes,
                     # Buffers are touched when they are made; code and caches need one round trip on a short prompt.
-                    warm_up=1 if position == 0 and prompt.tokens == min(self._task.prompt_tokens) else 0,
+                    warm_up=1 if position == 0 and prompt_tokens == min(self._task.prompt_tokens) else 0,
                     repeats=self._timing.repeats if position == 0 else 1,
                     # Other work on the machine hardly touches a thread's own processor time; several threads have none.
                     timer=time.thread_time if self._timing.codec_threads == 1 else time.perf_counter,
                 )
-            self._coders.append(_coder_measurement(code, prompt, segment, cost))
+            self._coders.append(_coder_measurement(code, prompt, prompt_tokens, segment, cost))
             if received is None:
                 received = cost.received
             elif not all(torch.equal(a, b) for a, b in zip(received, cost.received, strict=True)):
@@ -209,10 +212,12 @@ class _Run:
             raise TrialFailedError(f"not done after {deadline_s:g} s", code="trial.deadline")
 
 
-def _coder_measurement(code: str, prompt: Prompt, segment: int, cost: CoderCost) -> CoderMeasurement:
+def _coder_measurement(
+    code: str, prompt: Prompt, prompt_tokens: int, segment: int, cost: CoderCost
+) -> CoderMeasurement:
     return CoderMeasurement(
         code=code,
-        prompt_tokens=prompt.tokens,
+        prompt_tokens=prompt_tokens,
         segment=segment,
         raw_bytes=prompt.raw_bytes,
         wire_bytes=cost.wire_bytes,

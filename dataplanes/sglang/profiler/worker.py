@@ -15,6 +15,7 @@ import torch
 from controld.contract.errors import ControldError
 from dataplanes.agent import Agent, AgentIdentity
 from dataplanes.sglang.hardware import device_name
+from dataplanes.sglang.model_identity import ModelIdentity
 from dataplanes.sglang.profiler.model_bench import ModelBench
 from dataplanes.sglang.profiler.trial import TrialRunner
 
@@ -44,24 +45,55 @@ class WorkerSettings:
     codec_threads: int
 
 
-def identity_of(bench: ModelBench, settings: WorkerSettings) -> AgentIdentity:
-    """What the worker says of itself; the space is the one that serving planes of this model advertise."""
-    model = bench.identity
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What is measured, and on what: profiles are keyed by it."""
+
+    model: ModelIdentity
+    space_json: str
+    device: str
+    torch_version: str
+
+    @classmethod
+    def here(cls, bench: ModelBench) -> Place:
+        """A bench of this process."""
+        return cls(
+            model=bench.identity,
+            space_json=bench.space.to_json(),
+            device=device_name(),
+            torch_version=torch.__version__,
+        )
+
+
+def identity_of(place: Place, settings: WorkerSettings, slot: int | None = None) -> AgentIdentity:
+    """What the worker says of itself; the space is the one that serving planes of this model advertise.
+
+    Args:
+        slot: which of several workers of one process; part of its name.
+    """
+    model = place.model
+    name = settings.agent_id or f"profiler-{socket.gethostname()}-{model.name}"
     return AgentIdentity(
         deployment=settings.deployment,
-        agent_id=settings.agent_id or f"profiler-{socket.gethostname()}-{model.name}",
+        agent_id=name if slot is None else f"{name}-{slot}",
         kind=KIND,
         role=ROLE,
         model_name=model.name,
         model_fingerprint=model.fingerprint,
         kv_dtype=model.kv_dtype,
         kv_bytes_per_token=model.kv_bytes_per_token,
-        device=device_name(),
-        torch_version=torch.__version__,
+        device=place.device,
+        torch_version=place.torch_version,
         threads=settings.codec_threads,
-        space_json=bench.space.to_json(),
+        space_json=place.space_json,
         tiers=("pd", "prefix_store"),
     )
+
+
+def require_address(settings: WorkerSettings) -> None:
+    """Raises: WorkerError: no address."""
+    if not settings.address:
+        raise WorkerError("no address", code="profiler.address", hint="--address or CONTROLD_ADDRESS")
 
 
 def serve(bench: ModelBench, runner: TrialRunner, settings: WorkerSettings) -> NoReturn:
@@ -70,12 +102,11 @@ def serve(bench: ModelBench, runner: TrialRunner, settings: WorkerSettings) -> N
     Raises:
         WorkerError: no address.
     """
-    if not settings.address:
-        raise WorkerError("no address", code="profiler.address", hint="--address or CONTROLD_ADDRESS")
+    require_address(settings)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    agent = Agent(identity_of(bench, settings), settings.address)
+    agent = Agent(identity_of(Place.here(bench), settings), settings.address)
     agent.on_trial(lambda task, progress, cancelled: runner.run(task, progress, lambda: cancelled() or stop.is_set()))
     agent.attached()
     agent.start()

@@ -1,0 +1,134 @@
+"""Candidates out of the store as a document, and documents into it: our own format, and KVServe's profile libraries."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from controld.admin.backend import CandidateImport, ImportFormat, Json
+from controld.admin.problem import UnavailableError
+from controld.candidates.exchange import export_document, read_document
+from controld.candidates.kvserve_library import LibraryTarget, library_model, map_library
+from controld.candidates.profile import Profile
+from controld.contract.clock import Clock
+from controld.contract.errors import FieldError
+from controld.contract.space import StrategySpace
+from controld.fleet.identity import AgentIdentity
+from controld.fleet.session import AgentSession
+from controld.store.errors import StoreError
+from controld.store.interface import Store
+from controld.store.records import AuditEvent, ProfileKey, ProfileRecord
+
+_log = logging.getLogger(__name__)
+
+Sessions = Callable[[], Iterable[AgentSession]]
+
+
+class CandidateExchange:
+    """Moves profiles between the store and documents. Reading and writing JSON happens off the event loop.
+
+    Args:
+        store: where profiles live.
+        sessions: the connected agents, whose space decides what a KVServe library is here.
+        on_profiles: called once new profiles are durable.
+        clock: for dates.
+    """
+
+    def __init__(self, store: Store, sessions: Sessions, on_profiles: Callable[[], None], clock: Clock) -> None:
+        self._store = store
+        self._sessions = sessions
+        self._on_profiles = on_profiles
+        self._clock = clock
+
+    async def export(self) -> Json:
+        """Every profile there is."""
+        records = await self._store.profiles.list()
+        now_unix_s = self._clock.unix_s()
+        return await asyncio.to_thread(
+            lambda: export_document(
+                [Profile.from_json(record.document) for record in records], exported_unix_s=now_unix_s
+            )
+        )
+
+    async def take(self, text: str, wanted: CandidateImport) -> Json:
+        """Store what a document holds, all or nothing; of the same measurement the newer one stays.
+
+        Returns:
+            `profiles` in the document, how many were `stored` and how many were `kept` as they are here because ours
+            are no older, and `unmapped`: what of a KVServe library has no counterpart, by profile id with the reason.
+
+        Raises:
+            FieldError: the document is refused; the field is named by its path.
+            UnavailableError: no plane of the library's model is connected.
+        """
+        unmapped: list[Json] = []
+        if wanted.format is ImportFormat.KVSERVE:
+            target = await self._target(text, wanted)
+            mapped = await asyncio.to_thread(map_library, text, target)
+            profiles: Sequence[Profile] = mapped.profiles
+            unmapped = [{"profile_id": one.profile_id, "reason": one.reason} for one in mapped.unmapped]
+        else:
+            profiles = await asyncio.to_thread(read_document, text)
+        stored = await self._store.profiles.add_newer([_record(profile) for profile in profiles])
+        if stored:
+            self._on_profiles()
+        outcome: Json = {"profiles": len(profiles), "stored": stored, "kept": len(profiles) - stored}
+        await self._audit({"format": wanted.format.value, **outcome})
+        return {**outcome, "unmapped": unmapped}
+
+    async def _target(self, text: str, wanted: CandidateImport) -> LibraryTarget:
+        name = await asyncio.to_thread(library_model, text)
+        identity = _identity_for(self._sessions(), name, wanted.model)
+        return LibraryTarget(
+            model_fingerprint=identity.model_fingerprint,
+            space=StrategySpace.from_json(identity.space_json),
+            kv_bytes_per_token=identity.kv_bytes_per_token,
+            workload=wanted.workload,
+        )
+
+    async def _audit(self, details: Json) -> None:
+        try:
+            await self._store.audit.append(AuditEvent.CANDIDATES_IMPORTED, json.dumps(details, sort_keys=True))
+        except StoreError as error:
+            _log.error("import not kept in the audit trail: %s", error)
+
+
+def _identity_for(sessions: Iterable[AgentSession], name: str, fingerprint: str | None) -> AgentIdentity:
+    """The agent whose space counts: of the given model, or of the one model of that name; one with head profiles first.
+
+    Raises:
+        UnavailableError: nobody serves or profiles that model now.
+        FieldError: several models have that name, or the agent does not say how large a token is.
+    """
+    fitting = [
+        session.identity
+        for session in sessions
+        if session.connected
+        and session.identity.space_json
+        and (session.identity.model_fingerprint == fingerprint if fingerprint else session.identity.model_name == name)
+    ]
+    if not fitting:
+        raise UnavailableError(
+            f"no connected agent has the model {fingerprint or name}, and its space decides what a library is here",
+            hint="start a plane or a profiling worker; --model FINGERPRINT names a model that is called otherwise here",
+        )
+    found = sorted({identity.model_fingerprint for identity in fitting})
+    if len(found) > 1:
+        raise FieldError("model", f"{len(found)} models are called {name}", hint=f"one of {', '.join(found)}")
+    identity = max(fitting, key=lambda one: ('"head_profile"' in one.space_json, one.agent_id))
+    if identity.kv_bytes_per_token < 1:
+        raise FieldError("kv_bytes_per_token", f"the agent {identity.agent_id} does not say it")
+    return identity
+
+
+def _record(profile: Profile) -> ProfileRecord:
+    key = ProfileKey(
+        model_fingerprint=profile.model_fingerprint,
+        workload=profile.workload,
+        config_id=profile.arm_id,
+        sender_hardware=profile.sender_hardware,
+        receiver_hardware=profile.receiver_hardware,
+    )
+    return ProfileRecord(key=key, document=profile.to_json(), updated_unix_s=profile.measured_unix_s)

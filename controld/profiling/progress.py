@@ -1,0 +1,192 @@
+"""How far a study is: what it knows of each lossy part, its Pareto front, its hypervolume by trial, and when to stop.
+
+The hypervolume is taken in a fixed box, so that it can be followed while a study runs and compared between studies:
+
+    loss               1e-6 to 1 nat per token, logarithmic
+    wire / raw bytes   0 to 1
+    seconds per byte   1e-10 to 1e-7 (10 GB/s to 10 MB/s, encode and decode together), logarithmic
+
+with the reference at 1.1 of each axis, divided by 1.1 cubed: 1 is a lossless, free coder that leaves no bytes.
+
+A search stops by the first of these that holds (`StopReason`):
+
+    budget         as many trials as were asked for, or as many seconds of measuring
+    levelled_off   the last max(20, 15 %) measured trials raised the hypervolume by less than 0.5 % of what it is
+    exhausted      the search has nothing left to propose
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controld.candidates.pareto import REFERENCE, hypervolume, log_objectives, non_dominated
+from controld.profiling.results import observation_of
+from controld.profiling.search.observation import CoderCost, Observation
+from controld.profiling.study import Study, StudyState, Trial, TrialState
+
+IDEAL = (-6.0, 0.0, -10.0)
+NADIR = (0.0, 1.0, -7.0)
+LEVEL_SHARE = 0.005
+LEVEL_TRIALS = 20
+LEVEL_TRIALS_SHARE = 0.15
+
+_WHOLE = math.prod(REFERENCE)
+
+
+class StopReason(StrEnum):
+    """Why a search ended by itself."""
+
+    BUDGET = "budget"
+    LEVELLED_OFF = "levelled_off"
+    EXHAUSTED = "exhausted"
+
+
+@dataclass(frozen=True, slots=True)
+class FrontPoint:
+    """One point of a study's front: a lossy part under one coder."""
+
+    observation: Observation
+    cost: CoderCost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSplit:
+    """Where the seconds went.
+
+    Args:
+        measuring_s: of all workers together.
+        search_s: choosing what to measure; most of it while a worker measures.
+        waiting_s: of the wall clock, in which no worker measured: paused, no worker, waiting for the search.
+    """
+
+    measuring_s: float
+    search_s: float
+    waiting_s: float
+
+
+class StudyProgress:
+    """Follows one study: `follow` takes in the trials that have ended since."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._trials: dict[str, list[Trial]] = defaultdict(list)
+        self._observations: dict[str, Observation] = {}
+        self._front: list[FrontPoint] = []
+        self._hypervolume: list[float] = []
+
+    @property
+    def observations(self) -> tuple[Observation, ...]:
+        """One for each part with an ended trial, infeasible ones included."""
+        return tuple(self._observations.values())
+
+    @property
+    def front(self) -> tuple[FrontPoint, ...]:
+        """By loss."""
+        return tuple(sorted(self._front, key=lambda p: (p.observation.loss_nats, p.cost.bytes_ratio)))
+
+    @property
+    def hypervolume_by_trial(self) -> tuple[float, ...]:
+        """After each measured trial, in the order in which they ended."""
+        return tuple(self._hypervolume)
+
+    @property
+    def has_levelled_off(self) -> bool:
+        """Whether the last trials gained next to nothing."""
+        measured = len(self._hypervolume)
+        window = max(LEVEL_TRIALS, math.ceil(LEVEL_TRIALS_SHARE * measured))
+        if measured <= window:
+            return False
+        now = self._hypervolume[-1]
+        return now > 0 and now - self._hypervolume[-1 - window] < LEVEL_SHARE * now
+
+    def unseen(self, study: Study) -> int:
+        """How many ended trials `follow` would take in."""
+        return sum(trial.state.is_final for trial in study.trials.values()) - len(self._seen)
+
+    def follow(self, study: Study) -> None:
+        """Take in the trials that have ended since."""
+        new = [t for t in study.trials.values() if t.state.is_final and t.trial_id not in self._seen]
+        for trial in sorted(new, key=lambda trial: (trial.finished_unix_s, trial.trial_id)):
+            self._take(study, trial)
+
+    def _take(self, study: Study, trial: Trial) -> None:
+        self._seen.add(trial.trial_id)
+        part = trial.task.lossy.config_id
+        self._trials[part].append(trial)
+        observation = observation_of(study, self._trials[part])
+        if observation is None:
+            return
+        known = part in self._observations
+        self._observations[part] = observation
+        if trial.state is not TrialState.MEASURED:
+            return
+        if known:
+            # It may have left the front and let others in.
+            self._front = _front_of([p for one in self._observations.values() for p in _points(one)])
+        else:
+            self._front = _front_of([*self._front, *_points(observation)])
+        self._hypervolume.append(hypervolume(_axes(self._front), ideal=IDEAL, nadir=NADIR) / _WHOLE)
+
+
+def stop_reason(study: Study, progress: StudyProgress) -> StopReason | None:
+    """Why no more trials are to be proposed, by the trials that there are; None where that is open."""
+    budget = study.request.budget
+    if budget is not None and budget.trials is not None and len(study.trials) >= budget.trials:
+        return StopReason.BUDGET
+    if budget is not None and budget.seconds is not None and measuring_s(study) >= budget.seconds:
+        return StopReason.BUDGET
+    return StopReason.LEVELLED_OFF if progress.has_levelled_off else None
+
+
+def end_reason(study: Study, progress: StudyProgress) -> StopReason | None:
+    """Why an ended search ended; None for one that runs, was cancelled, or is no search."""
+    if not study.is_search or study.state not in (StudyState.FINISHED, StudyState.FAILED):
+        return None
+    return stop_reason(study, progress) or StopReason.EXHAUSTED
+
+
+def measuring_s(study: Study) -> float:
+    """Seconds of measuring, of all workers together, of ended and running trials."""
+    return sum(trial.outcome.seconds for trial in study.trials.values() if trial.outcome is not None)
+
+
+def time_split(study: Study, now_unix_s: float) -> TimeSplit:
+    """Where the seconds went until now, or until the last trial ended where the study has ended."""
+    trials = study.trials.values()
+    end_s = now_unix_s if study.state.is_open else max((t.finished_unix_s for t in trials), default=0.0)
+    spans = [
+        (ended_s - trial.outcome.seconds, ended_s)
+        for trial in trials
+        if trial.outcome is not None and trial.outcome.seconds
+        for ended_s in (trial.finished_unix_s or now_unix_s,)
+    ]
+    covered_s, reached_s = 0.0, study.created_unix_s
+    for start_s, stop_s in sorted(spans):
+        covered_s += max(stop_s - max(start_s, reached_s), 0.0)
+        reached_s = max(reached_s, stop_s)
+    return TimeSplit(
+        measuring_s=measuring_s(study),
+        search_s=sum(trial.search_s for trial in trials),
+        waiting_s=max(end_s - study.created_unix_s - covered_s, 0.0),
+    )
+
+
+def _points(observation: Observation) -> list[FrontPoint]:
+    return [FrontPoint(observation, cost) for cost in observation.costs if cost.seconds_per_byte > 0]
+
+
+def _axes(points: list[FrontPoint]) -> NDArray[np.float64]:
+    return log_objectives(
+        [(p.observation.loss_nats, p.cost.seconds_per_byte, p.cost.bytes_ratio) for p in points]
+    ).reshape(-1, 3)
+
+
+def _front_of(points: list[FrontPoint]) -> list[FrontPoint]:
+    keep = non_dominated(_axes(points))
+    return [point for point, kept in zip(points, keep, strict=True) if kept]

@@ -1,0 +1,199 @@
+"""What somebody asks of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from controld.contract.configuration import Value
+from controld.contract.errors import FieldError
+from controld.contract.quantity import parse_duration_s
+from controld.profiling.grid import GridSize
+
+DEFAULT_PROMPT_TOKENS = (256, 1024, 2048)
+_MAX_LENGTHS = 8
+_MAX_PROMPT_TOKENS = 1_000_000
+_MAX_SEGMENTS = 1_000
+_MAX_TRIALS = 100_000
+_MAX_SEED = 2**31 - 1
+_SEGMENTS_OF_GRID = 8
+_SEGMENTS_OF_SEARCH = 2
+
+_Kind = TypeVar("_Kind", bound=StrEnum)
+
+
+class Method(StrEnum):
+    """How trials are chosen. `GRID`: a curated grid, all at once. `SEARCH`: one after another, by what came before."""
+
+    GRID = "grid"
+    SEARCH = "search"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """When a search has cost enough: exactly one of the two is given.
+
+    Args:
+        trials: how many trials, whatever comes of them.
+        seconds: of measuring, summed over the workers; pauses and a daemon that is away cost nothing.
+    """
+
+    trials: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def from_json(cls, value: object) -> Budget:
+        """`200` is trials, `"30m"` a duration.
+
+        Raises:
+            FieldError: it is neither.
+        """
+        if isinstance(value, str):
+            seconds = parse_duration_s(value, field="budget")
+            if seconds <= 0:
+                raise FieldError("budget", f"{value!r} is no time", hint="as 30m, or a number of trials, as 200")
+            return cls(seconds=seconds)
+        _require_count("budget", value, _MAX_TRIALS)
+        assert isinstance(value, int)
+        return cls(trials=value)
+
+    def to_json(self) -> int | str:
+        """What `from_json` reads."""
+        return self.trials if self.trials is not None else f"{self.seconds!r}s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRequest:
+    """What somebody asks for.
+
+    Args:
+        plane: kind of data plane.
+        workload: whose texts are measured on and whose profiles these become.
+        method: how trials are chosen.
+        grid: which curated grid; of a grid study only.
+        budget: of a search only, and needed there.
+        restrict: fewer values of some parameters, by name; of a search only.
+        seed: of a search's start points and ties.
+        segments: per prompt length, in a search of the first trial of a part.
+        max_segments: to how many a search may take a part that is worth it; of a search only.
+        lengths: prompt lengths in tokens.
+        deployment: only profilers of this deployment; empty: any.
+        model: only this model fingerprint; empty: the one that the profilers have.
+        continuation_tokens: over how many tokens the loss is meant.
+    """
+
+    plane: str
+    workload: str
+    method: Method = Method.GRID
+    grid: GridSize = GridSize.FULL
+    budget: Budget | None = None
+    restrict: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    seed: int = 0
+    segments: int = _SEGMENTS_OF_GRID
+    max_segments: int = _SEGMENTS_OF_GRID
+    lengths: tuple[int, ...] = DEFAULT_PROMPT_TOKENS
+    deployment: str = ""
+    model: str = ""
+    continuation_tokens: int = 128
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> StudyRequest:
+        """Read a request strictly.
+
+        Raises:
+            FieldError: a field is unknown, missing, out of range, or of the other method; it is named.
+        """
+        known = {one.name for one in fields(cls)}
+        for name in body:
+            if name not in known:
+                raise FieldError(name, "unknown field", hint=f"one of {sorted(known)}")
+        for name in ("plane", "workload"):
+            if not _is_name(body.get(name)):
+                raise FieldError(name, "must be a name")
+        for name in ("deployment", "model"):
+            if name in body and not isinstance(body[name], str):
+                raise FieldError(name, f"{body[name]!r} is not text")
+        values = dict(body)
+        method = values["method"] = _choice("method", body.get("method", Method.GRID.value), Method)
+        _require_fields_of(method, body)
+        if "grid" in values:
+            values["grid"] = _choice("grid", values["grid"], GridSize)
+        if "budget" in values:
+            values["budget"] = Budget.from_json(values["budget"])
+        if "restrict" in values:
+            values["restrict"] = _restriction(values["restrict"])
+        if "seed" in values:
+            _require_count("seed", values["seed"], _MAX_SEED, smallest=0)
+        if method is Method.SEARCH:
+            values.setdefault("segments", _SEGMENTS_OF_SEARCH)
+        for name in ("segments", "max_segments", "continuation_tokens"):
+            if name in values:
+                _require_count(name, values[name], _MAX_SEGMENTS)
+        if method is Method.SEARCH:
+            most = values.setdefault("max_segments", max(values["segments"], _SEGMENTS_OF_GRID))
+            if most < values["segments"]:
+                raise FieldError("max_segments", f"{most} is below segments ({values['segments']})")
+        if "lengths" in values:
+            lengths = values["lengths"]
+            if not isinstance(lengths, list) or not 1 <= len(lengths) <= _MAX_LENGTHS:
+                raise FieldError("lengths", f"must be a list of 1 to {_MAX_LENGTHS} prompt lengths")
+            for length in lengths:
+                _require_count("lengths", length, _MAX_PROMPT_TOKENS)
+            values["lengths"] = tuple(sorted(set(lengths)))
+        return cls(**values)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` reads."""
+        body: dict[str, Any] = {"plane": self.plane, "workload": self.workload, "method": self.method.value}
+        if self.method is Method.GRID:
+            body["grid"] = self.grid.value
+        else:
+            assert self.budget is not None
+            body["budget"] = self.budget.to_json()
+            body["restrict"] = {name: list(values) for name, values in self.restrict.items()}
+            body["seed"] = self.seed
+            body["max_segments"] = self.max_segments
+        return {
+            **body,
+            "segments": self.segments,
+            "lengths": list(self.lengths),
+            "deployment": self.deployment,
+            "model": self.model,
+            "continuation_tokens": self.continuation_tokens,
+        }
+
+
+def _require_fields_of(method: Method, body: Mapping[str, Any]) -> None:
+    foreign = ("budget", "restrict", "seed", "max_segments") if method is Method.GRID else ("grid",)
+    for name in foreign:
+        if name in body:
+            other = Method.SEARCH if method is Method.GRID else Method.GRID
+            raise FieldError(name, f"does not belong to a {method} study", hint=f"method: {other}")
+    if method is Method.SEARCH and "budget" not in body:
+        raise FieldError("budget", "is missing", hint="a number of trials, as 200, or of measuring time, as 30m")
+
+
+def _choice(name: str, value: object, kind: type[_Kind]) -> _Kind:
+    if not isinstance(value, str) or value not in [one.value for one in kind]:
+        raise FieldError(name, f"{value!r} is no {name}", hint=f"one of {[one.value for one in kind]}")
+    return kind(value)
+
+
+def _restriction(value: object) -> dict[str, tuple[Value, ...]]:
+    if not isinstance(value, dict):
+        raise FieldError("restrict", "must map parameters to lists of values")
+    for name, allowed in value.items():
+        if not isinstance(allowed, list) or not allowed or not all(isinstance(v, str | int | float) for v in allowed):
+            raise FieldError(f"restrict.{name}", "must be a list of values")
+    return {name: tuple(allowed) for name, allowed in value.items()}
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value) and len(value) <= 100
+
+
+def _require_count(name: str, value: object, largest: int, smallest: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not smallest <= value <= largest:
+        raise FieldError(name, f"{value!r} is not a whole number from {smallest} to {largest}")

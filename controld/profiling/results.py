@@ -1,0 +1,101 @@
+"""What trials measured, as the candidate store and the search want it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from controld.candidates.distill import distill
+from controld.candidates.measurement import TrialMeasurement
+from controld.candidates.profile import Profile
+from controld.profiling.search.observation import CoderCost, Observation
+from controld.profiling.study import Study, Trial, TrialState
+from controld.store.records import ProfileKey, ProfileRecord
+
+
+def measurement(study: Study, trial: Trial) -> TrialMeasurement:
+    """What a measured trial gave."""
+    assert trial.outcome is not None
+    return TrialMeasurement(
+        lossy_part=trial.task.lossy,
+        workload=trial.task.workload,
+        model_fingerprint=study.model_fingerprint,
+        losses=trial.outcome.losses,
+        coders=trial.outcome.coders,
+        sender_hardware=trial.hardware,
+        receiver_hardware=trial.hardware,
+        measured_unix_s=trial.finished_unix_s,
+        corpus=trial.outcome.corpus,
+        study_id=study.study_id,
+        trial_id=trial.trial_id,
+    )
+
+
+def profiles_of(studies: Iterable[Study], measured: Study, trial: Trial) -> tuple[Profile, ...]:
+    """Profiles of a trial's lossy part, from every trial that measured it on the same model, texts and hardware.
+
+    Args:
+        studies: all of them, `measured` with the trial in it included.
+        measured: the trial's study.
+    """
+    corpus = trial.outcome.corpus if trial.outcome else ""
+    measurements = [
+        measurement(study, other)
+        for study in studies
+        if study.model_fingerprint == measured.model_fingerprint
+        for other in study.trials.values()
+        if other.state is TrialState.MEASURED
+        and other.outcome is not None
+        and other.task.workload == trial.task.workload
+        and other.task.lossy == trial.task.lossy
+        and other.task.continuation_tokens == trial.task.continuation_tokens
+        and (other.outcome.corpus, other.hardware) == (corpus, trial.hardware)
+    ]
+    return tuple(distill(measurements))
+
+
+def observation_of(study: Study, trials: Iterable[Trial]) -> Observation | None:
+    """A lossy part with all that this study's ended trials say of it.
+
+    The loss is the mean at the worst prompt length. A part that could not be measured has a loss of NaN and no costs.
+
+    Args:
+        trials: of one lossy part, ended; None comes back where none of them says anything.
+    """
+    ended = [trial for trial in trials if trial.state.is_final and trial.state is not TrialState.CANCELLED]
+    if not ended:
+        return None
+    lossy = ended[0].task.lossy
+    measured = [trial for trial in ended if trial.state is TrialState.MEASURED and trial.outcome is not None]
+    newest = max(measured, key=lambda trial: trial.finished_unix_s, default=None)
+    together = [measurement(study, trial) for trial in measured if newest and trial.hardware == newest.hardware]
+    profiles = distill(together)
+    if not profiles:
+        return Observation(lossy=lossy, loss_nats=math.nan, loss_se_nats=0.0, segments=0, costs=())
+    first = profiles[0]
+    return Observation(
+        lossy=lossy,
+        loss_nats=first.loss_mean_nats,
+        loss_se_nats=first.loss_se_nats,
+        segments=first.loss_samples,
+        costs=tuple(
+            CoderCost(
+                code=str(profile.configuration["code"]),
+                bytes_ratio=profile.bytes_objective,
+                seconds_per_byte=profile.latency_objective,
+            )
+            for profile in profiles
+        ),
+    )
+
+
+def profile_record(profile: Profile) -> ProfileRecord:
+    """As stored."""
+    key = ProfileKey(
+        model_fingerprint=profile.model_fingerprint,
+        workload=profile.workload,
+        config_id=profile.arm_id,
+        sender_hardware=profile.sender_hardware,
+        receiver_hardware=profile.receiver_hardware,
+    )
+    return ProfileRecord(key=key, document=profile.to_json(), updated_unix_s=profile.measured_unix_s)

@@ -1,0 +1,1 @@
+"""What searches a strategy space, without what needs torch: observations, encoding, expected improvement."""

@@ -1,0 +1,75 @@
+"""What a search is told of a lossy part, and what it proposes to measure next."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from controld.contract.configuration import CODER_PARAMETER, Configuration
+from controld.contract.errors import FieldError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoderCost:
+    """What one coder costs with a lossy part.
+
+    Args:
+        code: the coder.
+        bytes_ratio: wire bytes / raw bytes.
+        seconds_per_byte: (encode + decode seconds at V*) / V*.
+    """
+
+    code: str
+    bytes_ratio: float
+    seconds_per_byte: float
+
+    def __post_init__(self) -> None:
+        if not self.code:
+            raise FieldError("cost.code", "is empty")
+        for name in ("bytes_ratio", "seconds_per_byte"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise FieldError(f"cost.{name}", f"{value} is not a finite non-negative number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A lossy part with everything that was measured of it so far.
+
+    Args:
+        loss_nats: the mean; NaN where the part turned out to be infeasible.
+        loss_se_nats: standard error of the mean; 0 where it is not known.
+        segments: how many texts it is the mean of.
+        costs: of every coder.
+    """
+
+    lossy: Configuration
+    loss_nats: float
+    loss_se_nats: float
+    segments: int
+    costs: tuple[CoderCost, ...]
+
+    def __post_init__(self) -> None:
+        if CODER_PARAMETER in self.lossy:
+            raise FieldError("observation.lossy", f"holds the lossless parameter {CODER_PARAMETER!r}")
+        if math.isinf(self.loss_nats):
+            raise FieldError("observation.loss_nats", "is infinite")
+        if not math.isfinite(self.loss_se_nats) or self.loss_se_nats < 0:
+            raise FieldError("observation.loss_se_nats", f"{self.loss_se_nats} is not a finite non-negative number")
+        if self.segments < 0:
+            raise FieldError("observation.segments", f"{self.segments} is negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A lossy part that is worth a trial.
+
+    Args:
+        segments: on how many texts in all; those it was measured on before count.
+        source: "sobol", "model" for the greatest expected gain, or "refine" for a part of the front whose loss is
+            uncertain.
+    """
+
+    lossy: Configuration
+    segments: int
+    source: str

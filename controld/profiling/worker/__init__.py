@@ -1,0 +1,1 @@
+"""The search process: the only part of controld that may import torch and BoTorch."""

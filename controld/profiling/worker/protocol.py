@@ -1,0 +1,93 @@
+"""The search as a process: a request holds all that was measured, so that a process that died is simply replaced.
+
+    -> {"id": 1, "space": "...", "seed": 7, "count": 2, "segments": 2, "observations": [...], "pending": [...]}
+    <- {"id": 1, "proposals": [{"lossy": {...}, "segments": 2, "source": "model"}], "seconds": 0.4, "detail": ""}
+    <- {"id": 1, "error": "observation.loss_nats: is infinite"}
+
+What a process keeps between requests (hyperparameters, the encoded space) only saves time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from controld.contract.configuration import Configuration
+from controld.contract.errors import ControldError, FieldError
+from controld.contract.space import StrategySpace
+from controld.profiling.search.observation import CoderCost, Observation
+from controld.profiling.worker.bayesian import BayesianSearcher
+
+_KEPT_SEARCHES = 4
+
+SearchKey = tuple[str, int, int]
+
+
+def serve(requests: TextIO, answers: TextIO) -> None:
+    """Answer requests until the input ends."""
+    kept: dict[SearchKey, BayesianSearcher] = {}
+    # Whoever asked may be gone.
+    with contextlib.suppress(BrokenPipeError):
+        _write(answers, {"ready": True})
+        for line in requests:
+            _write(answers, answer(line, kept))
+
+
+def answer(line: str, kept: dict[SearchKey, BayesianSearcher]) -> dict[str, Any]:
+    """One answer. Whatever is wrong with a request is said in it.
+
+    Args:
+        line: the request.
+        kept: searches by space, seed and fidelity; the oldest goes.
+    """
+    started_s = time.monotonic()
+    identity: Any = None
+    try:
+        request = json.loads(line)
+        identity = request["id"]
+        searcher = _searcher(request, kept)
+        observed = {_observation(item) for item in request["observations"]}
+        searcher.restart(observed)
+        pending = [Configuration(values) for values in request["pending"]]
+        proposals = searcher.ask(int(request["count"]), pending)
+    except ControldError as error:
+        return {"id": identity, "error": str(error)}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return {"id": identity, "error": f"no request: {error!r}"}
+    return {
+        "id": identity,
+        "proposals": [{"lossy": dict(one.lossy), "segments": one.segments, "source": one.source} for one in proposals],
+        "seconds": time.monotonic() - started_s,
+        "detail": searcher.detail,
+    }
+
+
+def _searcher(request: Mapping[str, Any], kept: dict[SearchKey, BayesianSearcher]) -> BayesianSearcher:
+    key = (str(request["space"]), int(request["seed"]), int(request["segments"]))
+    if key not in kept:
+        most = int(request.get("max_segments", key[2]))
+        kept[key] = BayesianSearcher(StrategySpace.from_json(key[0]), seed=key[1], segments=key[2], max_segments=most)
+        if len(kept) > _KEPT_SEARCHES:
+            del kept[next(iter(kept))]
+    return kept[key]
+
+
+def _observation(item: Mapping[str, Any]) -> Observation:
+    loss = item["loss_nats"]
+    if loss is not None and not isinstance(loss, int | float):
+        raise FieldError("observation.loss_nats", f"{loss!r} is no number")
+    return Observation(
+        lossy=Configuration(item["lossy"]),
+        loss_nats=float("nan") if loss is None else float(loss),
+        loss_se_nats=float(item["loss_se_nats"]),
+        segments=int(item["segments"]),
+        costs=tuple(CoderCost(**cost) for cost in item["costs"]),
+    )
+
+
+def _write(answers: TextIO, document: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(document) + "\n")
+    answers.flush()
