@@ -7,9 +7,13 @@ held-out part, everything was fitted on the calibration part. Domains: the Pytho
 library (calibrated on) and whatever `--texts` names (not calibrated on, unless the artefact says so). A ratio is raw
 bytes over all bytes of all frames, headers and tables that are sent included; calibrated tables are not sent. A loss is
 the mean KL(raw || coded) in nats a token over 128 tokens of the real continuation; its standard error is over segments.
-Speeds are of one thread's processor time, beside memcpy in the same run.
+Speeds are of one thread's processor time, beside memcpy in the same run. From them follows each codec's break-even
+bandwidth, below which it is faster than raw: one stage after the other (`sequential`) or all at once (`overlapped`).
 
-`--quick` takes prompts from `build/benchmarks/codecs-prompts.pt` (made by the full run, else made on the spot), a few
+Outside implementations (`outside_codecs.py`) stand beside ours on the same prompts where they are installed; for each
+that is not, a line says so.
+
+`--quick` takes prompts from `build/benchmarks/codecs-kv.pt` (made by the full run, else made on the spot), a few
 configurations and one segment a domain.
 """
 
@@ -28,6 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from break_even import CodecSpeed
+from outside_codecs import Absent, OutsideCodec, TokenDropper, find_outside, shortened
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -46,6 +52,8 @@ LEVELS = "levels"
 OUTPUT = Path("build/benchmarks")
 QUICK_PRESETS = ("kvserve", "cachegen")
 LENGTHS = (256, 512, 1024, 2048)
+LINK_BYTES_PER_S = 100e6 / 8
+"""The link on which every codec is asked whether it wins: 100 Mbit/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +179,42 @@ class Bench:
         raw = sum(prompt.raw_bytes for prompt in prompts)
         return Point(method, configuration, domain, raw, wire, tuple(losses))
 
+    def measure_outside(self, outside: OutsideCodec | TokenDropper, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """Ratio and loss of an outside implementation."""
+        wire, losses = 0.0, []
+        for prompt in prompts:
+            if isinstance(outside, OutsideCodec):
+                coded = outside.encode(torch.as_tensor(prompt.planes))
+                wire += coded.wire_bytes
+                losses.append(self.meter.measure_planes(prompt, outside.decode(coded)).loss_nats)
+            else:
+                kept = shortened(outside, prompt.planes)
+                # In the pool's type; the order of tokens needs no bytes.
+                wire += sum(plane.numel() * 2 for pair in kept for plane in pair)
+                losses.append(self._loss_of_shortened(prompt, kept))
+        raw = sum(prompt.raw_bytes for prompt in prompts)
+        error = statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else math.nan
+        return {
+            "name": outside.name, "ratio": raw / wire, "loss": statistics.fmean(losses), "error": error,
+            "losses": losses,
+        }  # fmt: skip
+
+    def _loss_of_shortened(self, prompt: Prompt, kept: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
+        """KL(raw || coded) where the cache holds fewer tokens and the continuation stays at its positions."""
+        from transformers import DynamicCache
+
+        with torch.inference_mode():
+            cache = DynamicCache()
+            for layer, (keys, values) in enumerate(kept):
+                cache.update(keys, values, layer)
+            positions = torch.arange(prompt.tokens, prompt.tokens + prompt.continuation.shape[1])[None]
+            logits = self.model(
+                prompt.continuation, past_key_values=cache, position_ids=positions, use_cache=True
+            ).logits
+            log_probs = logits[0].float().log_softmax(-1)
+        terms = prompt.raw_log_probs.exp() * (prompt.raw_log_probs - log_probs)
+        return float(terms.sum(-1, dtype=torch.float64).mean())
+
 
 def fastest_s(work: Callable[[], object], repeats: int) -> float:
     """Least processor time of this thread over repeats."""
@@ -182,8 +226,18 @@ def fastest_s(work: Callable[[], object], repeats: int) -> float:
     return min(times)
 
 
-def speeds(bench: Bench, prompt: Prompt, chosen: dict[str, Configuration], repeats: int) -> list[dict[str, Any]]:
-    """Encode and decode of pieces of 64 tokens in one thread, and memcpy and plain byte coders on the same bytes."""
+def speeds(
+    bench: Bench,
+    prompt: Prompt,
+    chosen: dict[str, tuple[Configuration, float]],
+    outside: Sequence[OutsideCodec],
+    repeats: int,
+) -> list[dict[str, Any]]:
+    """Encode and decode of pieces of 64 tokens in one thread, and memcpy and outside codecs on the same bytes.
+
+    Args:
+        chosen: configurations by name, with the ratio that each has over whole prompts: it depends on the piece.
+    """
     torch.set_num_threads(1)
     planes = torch.as_tensor(prompt.planes)[:, 64:128].contiguous()
     raw_bytes = planes.numel() * planes.element_size()
@@ -192,28 +246,41 @@ def speeds(bench: Bench, prompt: Prompt, chosen: dict[str, Configuration], repea
     memcpy = large.numel() * large.element_size() / fastest_s(lambda: target.copy_(large), 4 * repeats)
     rows: list[dict[str, Any]] = [{"name": "memcpy", "encode": memcpy, "decode": memcpy, "ratio": 1.0}]
     request = {"first_token": 64, "request_tokens": 1024}
-    for name, configuration in chosen.items():
+    for name, (configuration, ratio) in chosen.items():
         codec = KVCodec(configuration, bench.layout, artefacts=bench.artefacts)
         buffer = torch.zeros(codec.max_frame_bytes(64, 64), dtype=torch.uint8)
         frame = buffer[: codec.encode_into(planes, buffer, **request)].clone()
         out = torch.empty_like(planes)
         encode_s = fastest_s(lambda codec=codec, buffer=buffer: codec.encode_into(planes, buffer, **request), repeats)
         decode_s = fastest_s(lambda frame=frame, out=out: decode_frame(frame, out, artefacts=bench.artefacts), repeats)
-        ratio = raw_bytes / frame.numel()
-        rows.append(
-            {
-                "name": name,
-                "encode": raw_bytes / encode_s,
-                "decode": raw_bytes / decode_s,
-                "ratio": ratio,
-                "break_even_bytes_per_s": (1 - 1 / ratio) * raw_bytes / (encode_s + decode_s),
-                "break_even_overlapped_bytes_per_s": raw_bytes / max(encode_s, decode_s),
-            }
-        )
+        rows.append(_speed_row(name, raw_bytes, raw_bytes / ratio, encode_s, decode_s))
     rows += [_outside(name, code, large, repeats) for name, code in _outside_coders().items()]
+    for one in outside:
+        coded = one.encode(planes)
+        encode_s = fastest_s(lambda one=one: one.encode(planes), repeats)
+        decode_s = fastest_s(lambda one=one, coded=coded: one.decode(coded), repeats)
+        rows.append(_speed_row(one.name, raw_bytes, coded.wire_bytes, encode_s, decode_s))
     for row in rows:
         row["encode_of_memcpy"], row["decode_of_memcpy"] = row["encode"] / memcpy, row["decode"] / memcpy
     return rows
+
+
+def _speed_row(name: str, raw_bytes: int, wire_bytes: float, encode_s: float, decode_s: float) -> dict[str, Any]:
+    speed = CodecSpeed(
+        ratio=raw_bytes / wire_bytes,
+        encode_bytes_per_s=raw_bytes / encode_s,
+        decode_bytes_per_s=raw_bytes / decode_s,
+    )
+    return {
+        "name": name,
+        "encode": speed.encode_bytes_per_s,
+        "decode": speed.decode_bytes_per_s,
+        "ratio": speed.ratio,
+        "break_even_bytes_per_s": speed.sequential_bytes_per_s,
+        "break_even_overlapped_bytes_per_s": speed.overlapped_bytes_per_s,
+        "gain_at_100_mbit": speed.sequential_gain(LINK_BYTES_PER_S),
+        "gain_at_100_mbit_overlapped": speed.overlapped_gain(LINK_BYTES_PER_S),
+    }
 
 
 def _outside_coders() -> dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], Any]]]:
@@ -241,12 +308,8 @@ def _outside(
 ) -> dict[str, Any]:
     data = planes[:, :64].contiguous().view(torch.uint8).numpy().tobytes()
     coded = code[0](data)
-    return {
-        "name": name,
-        "encode": len(data) / fastest_s(lambda: code[0](data), repeats),
-        "decode": len(data) / fastest_s(lambda: code[1](coded), repeats),
-        "ratio": len(data) / len(coded),
-    }
+    encode_s, decode_s = fastest_s(lambda: code[0](data), repeats), fastest_s(lambda: code[1](coded), repeats)
+    return _speed_row(name, len(data), len(coded), encode_s, decode_s)
 
 
 def _best_near(points: Sequence[Point], limit: float) -> Configuration:
@@ -308,12 +371,12 @@ def main() -> None:
     segments = 1 if options.quick else options.segments
     corpora = [python_manual(), python_sources(), *(read_corpus(path) for path in options.texts)]
     bench = Bench(options.model, options.artefacts, corpora, segments)
-    kept = OUTPUT / "codecs-prompts.pt"
+    kept = OUTPUT / "codecs-kv.pt"
     if options.quick and kept.is_file():
-        prompts = {name: found[:segments] for name, found in torch.load(kept, weights_only=False).items()}
+        prompts = {name: [bench.meter.prompt(*kv)] for name, kv in torch.load(kept).items()}
     else:
         prompts = bench.prompts(512, segments)
-        torch.save({name: found[:1] for name, found in prompts.items()}, kept)
+        torch.save({name: (found[0].planes, found[0].continuation) for name, found in prompts.items()}, kept)
     profile = bench.head_profile
     families = methods(bench.layout, bench.artefact, profile.profile_id, quick=options.quick)
     work = [(family, c, domain) for family in families for c in family.configurations for domain in prompts]
@@ -324,7 +387,17 @@ def main() -> None:
     report = _report(bench, points, console)
     by_name = {family.name: [p for p in points if p.method == family.name] for family in families}
     chosen = {name: _best_near(found, LIMITS[0]) for name, found in by_name.items()}
-    report["speeds"] = speeds(bench, next(iter(prompts.values()))[0], chosen, 5 if options.quick else 25)
+    codecs: list[OutsideCodec] = []
+    if not options.quick:
+        codecs, droppers, absent = find_outside(bench.layout.planes[0].head_dim)
+        asked = [prompt for found in prompts.values() for prompt in found]
+        report["outside"] = [bench.measure_outside(one, asked) for one in (*codecs, *droppers)]
+        report["outside_absent"] = {one.name: one.reason for one in absent}
+        _show_outside(report["outside"], points, console)
+        _show_absent(absent, console)
+    ratios = {(point.method, point.configuration): point.ratio for point in _pooled(points)}
+    timed = {name: (configuration, ratios[name, configuration]) for name, configuration in chosen.items()}
+    report["speeds"] = speeds(bench, next(iter(prompts.values()))[0], timed, codecs, 5 if options.quick else 25)
     _show_speeds(report["speeds"], console)
     if not options.quick:
         best = report["best_preset"]
@@ -406,19 +479,58 @@ def _pooled(points: Sequence[Point]) -> list[Point]:
     ]
 
 
-def _show_speeds(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    table = Table(
-        "codec", "ratio", "encode MB/s", "of memcpy", "decode MB/s", "of memcpy", "break-even Mbit/s",
-        "overlapped", title="One thread, pieces of 64 tokens",
-    )  # fmt: skip
+def _show_outside(rows: Sequence[dict[str, Any]], points: Sequence[Point], console: Console) -> None:
+    """Outside implementations, and what the front reaches at the loss of each; that goes into the rows, too."""
+    table = Table("outside implementation", "ratio", "loss (nats)", "ours at that loss", title="All domains together")
+    front = [point for point in _pooled(points) if point.method == FRONT]
     for row in rows:
-        evens = [row.get(f"break_even{kind}_bytes_per_s") for kind in ("", "_overlapped")]
+        row["front_ratio"] = ratio_at(front, row["loss"])
+        table.add_row(
+            row["name"], f"{row['ratio']:.2f}", f"{row['loss']:.4f} +- {row['error']:.4f}",
+            "-" if math.isnan(row["front_ratio"]) else f"{row['front_ratio']:.2f}",
+        )  # fmt: skip
+    console.print(table)
+
+
+def _show_absent(absent: Sequence[Absent], console: Console) -> None:
+    for one in absent:
+        console.print(f"not measured: {one.name} ({one.reason})", highlight=False)
+
+
+def _show_speeds(rows: Sequence[dict[str, Any]], console: Console) -> None:
+    """Speeds beside memcpy; and break-even bandwidths with what a link of 100 Mbit/s makes of them."""
+    table = Table(
+        "codec",
+        "ratio",
+        "encode MB/s",
+        "of memcpy",
+        "decode MB/s",
+        "of memcpy",
+        title="One thread, pieces of 64 tokens",
+    )
+    for row in rows:
         table.add_row(
             row["name"], f"{row['ratio']:.2f}", f"{row['encode'] / 1e6:.0f}", f"{row['encode_of_memcpy']:.3f}",
             f"{row['decode'] / 1e6:.0f}", f"{row['decode_of_memcpy']:.3f}",
-            *("-" if even is None else f"{even * 8 / 1e6:.0f}" for even in evens),
         )  # fmt: skip
     console.print(table)
+    even = Table(
+        "codec", "sequential Mbit/s", "overlapped Mbit/s", "gain at 100 Mbit/s", "overlapped",
+        title="Faster than raw below this bandwidth; raw time over coded time at 100 Mbit/s",
+    )  # fmt: skip
+    coded = [row for row in rows if "gain_at_100_mbit" in row]
+    for row in sorted(coded, key=lambda row: -row["gain_at_100_mbit"]):
+        limits = [row[f"break_even{kind}_bytes_per_s"] for kind in ("", "_overlapped")]
+        even.add_row(
+            row["name"], *(f"{limit * 8 / 1e6:.0f}" if limit else "never" for limit in limits),
+            f"{row['gain_at_100_mbit']:.2f}", f"{row['gain_at_100_mbit_overlapped']:.2f}",
+        )  # fmt: skip
+    console.print(even)
+    losers = [row["name"] for row in coded if row["gain_at_100_mbit"] <= 1]
+    print(
+        f"faster than raw at 100 Mbit/s, one stage after the other: {len(coded) - len(losers)} of {len(coded)}; "
+        f"not: {', '.join(losers) or 'none'}"
+    )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from dataplanes.kvcodec.layout import KVLayout, Plane, PlaneRole
 from dataplanes.kvcodec.native.library import has_calibrated_codec
 from dataplanes.kvcodec.predictive.artefact import PredictiveArtefact, find_predictive
 from dataplanes.numerics import absmax, hadamard
+from dataplanes.numerics.nvfp4 import BlockRule
 
 MAX_SINK_TOKENS = 1024
 MAX_WINDOW_TOKENS = 1024
@@ -132,6 +133,7 @@ class CodecParameters:
         uniform: where `quantise` is `UNIFORM`.
         head_profile: id of the `HeadProfile` that decides which head gets what.
         bit_decay: by what a bit divides the quantiser's error, where a profile hands out bits.
+        block_rule: where NVFP4 puts a block's peak; `PLAIN` where it is not named and in all other formats.
         code: name of the lossless coder.
     """
 
@@ -145,6 +147,7 @@ class CodecParameters:
     uniform: UniformParameters | None
     head_profile: str | None
     bit_decay: float
+    block_rule: BlockRule
     code: str
 
     @property
@@ -200,6 +203,9 @@ def parse_parameters(
     uniform = _uniform(reader, layout, artefacts) if quantise is Quantise.UNIFORM else None
     head_profile = reader.text("head_profile") if quantise in PROFILED_FORMATS else None
     bit_decay = reader.number("bit_decay", 1.01, 64) if quantise is Quantise.ALLOCATED_LEVELS else 0.0
+    block_rule = BlockRule.PLAIN
+    if quantise is Quantise.NVFP4 and "block_rule" in configuration:
+        block_rule = BlockRule(reader.choice("block_rule", [member.value for member in BlockRule]))
     reader.finish()
     if (quantise is Quantise.UNIFORM) != (transform is Transform.KLT):
         raise _invalid("transform", "the calibrated transform and the uniform step go together")
@@ -224,6 +230,7 @@ def parse_parameters(
         uniform=uniform,
         head_profile=head_profile,
         bit_decay=bit_decay,
+        block_rule=block_rule,
         code=code,
     )
 

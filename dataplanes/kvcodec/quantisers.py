@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dataplanes.kvcodec.layout import Plane, flat_bytes
-from dataplanes.kvcodec.parameters import Axis, LevelsParameters, Quantise
+from dataplanes.kvcodec.parameters import Axis, CodecParameters, LevelsParameters, Quantise
 from dataplanes.numerics import absmax, fp8, levels, lloyd_max, nvfp4
 from dataplanes.numerics.bounds import absmax_bound, fp8_bound, levels_bound, lloyd_max_bound, nvfp4_bound
 
@@ -179,18 +179,19 @@ class Nvfp4(StackQuantiser):
 
     symbol_levels = nvfp4.CODES
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: Plane, rule: nvfp4.BlockRule) -> None:
         self._plane = plane
+        self._rule = rule
 
     def encode(self, x: Tensor, first_token: int) -> QuantisedStack:
         """See the base class."""
-        codes, block_scale, outer = nvfp4.quantise(x)
+        codes, block_scale, outer = nvfp4.quantise(x, self._rule)
         return QuantisedStack(codes, (*split_bytes(outer), flat_bytes(block_scale)))
 
     def bound(self, x: Tensor, first_token: int) -> Tensor:
         """See the base class."""
         blocks = nvfp4.as_blocks(x)
-        bound = nvfp4_bound(blocks, x.abs().amax((-2, -1))[..., None, None, None])
+        bound = nvfp4_bound(blocks, x.abs().amax((-2, -1))[..., None, None, None], self._rule)
         return bound.expand(blocks.shape).flatten(-2)[..., : x.shape[-1]]
 
     def decode(self, quantised: QuantisedStack, first_token: int) -> Tensor:
@@ -264,15 +265,16 @@ class LloydMax(StackQuantiser):
         return (planes * tokens * self._plane.heads,) * 2
 
 
-def quantiser_for(plane: Plane, quantise: Quantise, levels: LevelsParameters | None) -> StackQuantiser:
+def quantiser_for(plane: Plane, parameters: CodecParameters, levels: LevelsParameters | None) -> StackQuantiser:
     """The quantiser of a lossy format for planes of one shape; `levels` where it has any."""
+    quantise = parameters.quantise
     match quantise:
         case Quantise.NONE | Quantise.UNIFORM:
             raise AssertionError(f"{quantise} has no quantiser of single stacks")
         case Quantise.FP8_E4M3:
             return Fp8E4m3(plane)
         case Quantise.NVFP4:
-            return Nvfp4(plane)
+            return Nvfp4(plane, parameters.block_rule)
     assert levels is not None
     match quantise:
         case Quantise.ABSMAX_LEVELS:

@@ -132,9 +132,9 @@ class QuantisedStage(StackStage):
     ) -> None:
         super().__init__(stack, dtype)
         self._seed = parameters.hadamard_seed if parameters.transform is Transform.HADAMARD else None
-        self._quantiser: StackQuantiser = quantiser_for(stack.plane, parameters.quantise, levels)
+        self._quantiser: StackQuantiser = quantiser_for(stack.plane, parameters, levels)
         self._packs = packs
-        self._kernel = self._native_kernel(parameters.quantise, levels) if use_native else None
+        self._kernel = self._native_kernel(parameters, levels) if use_native else None
 
     def section_sizes(self, tokens: int, first_token: int) -> tuple[int, ...]:
         """See the base class."""
@@ -194,12 +194,12 @@ class QuantisedStage(StackStage):
     def _side_sizes(self, tokens: int, first_token: int) -> tuple[int, ...]:
         return self._quantiser.side_sizes(len(self.stack.positions), tokens, first_token)
 
-    def _native_kernel(self, quantise: Quantise, levels: LevelsParameters | None) -> stack_kernels.StackKernel:
-        plane = self.stack.plane
+    def _native_kernel(self, parameters: CodecParameters, levels: LevelsParameters | None) -> stack_kernels.StackKernel:
+        plane, quantise = self.stack.plane, parameters.quantise
         per_byte = packing.symbols_per_byte(self._quantiser.symbol_levels) if self._packs else 1
         if levels is None:
-            is_nvfp4 = quantise is Quantise.NVFP4
-            return stack_kernels.FloatFormatKernel(plane, self._seed, per_byte, is_nvfp4=is_nvfp4)
+            rule = parameters.block_rule if quantise is Quantise.NVFP4 else None
+            return stack_kernels.FloatFormatKernel(plane, self._seed, per_byte, nvfp4_rule=rule)
         if quantise in GROUPED_FORMATS:
             return stack_kernels.LevelsKernel(plane, levels, self._seed, per_byte)
         is_absmax = quantise is Quantise.ABSMAX_LEVELS

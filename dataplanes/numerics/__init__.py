@@ -7,7 +7,8 @@ Every format is a pair of pure torch functions, the same source for every device
 - `absmax`: symmetric levels with a step from a group's largest magnitude;
 - `lloyd_max`: a codebook for Gaussian coordinates, with a scale per vector;
 - `fp8`: e4m3 bytes with one scale per head vector;
-- `nvfp4`: e2m1 codes in blocks of 16 with e4m3 block scales and one outer scale per token;
+- `nvfp4`: e2m1 codes in blocks of 16 with e4m3 block scales and one outer scale per token, or Transformer Engine's form
+  of it; plain and 4over6;
 - `packing`: several small symbols in one byte, mixed radix;
 - `bounds`: how far each format may land from its input.
 

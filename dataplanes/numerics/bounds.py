@@ -14,6 +14,7 @@ from dataplanes.numerics.fp8 import LARGEST as FP8_LARGEST
 from dataplanes.numerics.hadamard import block_size
 from dataplanes.numerics.levels import LARGEST_OFFSET_STEPS, SMALLEST_STEP, inverse_cells
 from dataplanes.numerics.nvfp4 import LARGEST as FP4_LARGEST
+from dataplanes.numerics.nvfp4 import BlockRule, largest_block_scale
 
 _SLACK = 1.0 + 2.0**-9
 
@@ -48,15 +49,18 @@ def fp8_bound(x: Tensor, dim: int = -1) -> Tensor:
     return torch.maximum(x.abs() / 16, smallest) * _SLACK + 2.0**-126
 
 
-def nvfp4_bound(blocks: Tensor, token_peak: Tensor) -> Tensor:
+def nvfp4_bound(blocks: Tensor, token_peak: Tensor, rule: BlockRule = BlockRule.PLAIN) -> Tensor:
     """One block step (half the gap between 4 and 6), the block scale's own rounding included.
+
+    With 4over6 it is that of a peak at 6 too: at 4 half the widest gap, from 3 to 4, is less.
 
     Args:
         blocks: `[..., block, 16]`.
         token_peak: the token's largest magnitude, broadcasting against `blocks`.
+        rule: where a block's peak lands.
     """
     step = blocks.abs().amax(-1, keepdim=True) / FP4_LARGEST * (1 + 2.0**-4)
-    floor = token_peak / (FP4_LARGEST * FP8_LARGEST) * 2.0**-7
+    floor = token_peak / (FP4_LARGEST * largest_block_scale(rule)) * 2.0**-7
     return (step + floor) * (1 + 2.0**-6) + 2.0**-120
 
 

@@ -35,6 +35,8 @@ def lossy_configurations(draw: st.DrawFn, head_dim: int) -> Configuration:
         values[f"{part}_levels"] = draw(st.integers(4, 256))
         if quantise == "absmax_levels":
             values |= {f"{part}_low_levels": 4, f"{part}_low_percent": 50}
+    if quantise == "nvfp4" and draw(st.booleans()):
+        values["block_rule"] = "4over6"
     if quantise in ("levels", "layer_levels"):
         for part in ("key", "value"):
             axis, group = draw(st.sampled_from(["channel", "token", "all_heads"])), draw(st.sampled_from([4, 16, 32]))

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from controld.contract.configuration import Configuration
+from controld.contract.configuration import Configuration, Value
 from dataplanes.kvcodec import CodecError, HeadProfile, KVCodec, KVDtype, KVLayout, decode_frame
 from dataplanes.kvcodec.bit_allocation import allocate_bits
-from dataplanes.kvcodec.presets import PRESETS
+from dataplanes.kvcodec.presets import PRESETS, nvfp4_preset
+from dataplanes.numerics.nvfp4 import BlockRule
 
 torch.set_num_threads(1)
 
@@ -165,6 +166,35 @@ def test_fp8_keeps_three_mantissa_bits_and_nvfp4_one() -> None:
     blocks, source = got.reshape(-1, 16), KV.float().reshape(-1, 16)
     assert ((blocks - source).abs() <= source.abs().amax(1, keepdim=True) / 6 * 1.15).all()
     assert size == pytest.approx(KV.numel() * (4 + 8 / 16 + 16 / (HEADS * DIM)) / 8, rel=0.01)
+
+
+def test_nvfp4_by_the_rule_of_4over6_loses_less_in_as_many_bytes() -> None:
+    sizes, errors = [], []
+    for rule in BlockRule:
+        configuration = Configuration(nvfp4_preset(LAYOUT, block_rule=rule))
+        frame = KVCodec(configuration, LAYOUT).encode(KV, first_token=0)
+        sizes.append(len(frame))
+        errors.append(float((torch.as_tensor(decode_frame(frame).planes).float() - KV.float()).square().sum()))
+    assert abs(sizes[1] - sizes[0]) < 64
+    assert errors[1] < 0.97 * errors[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"block_rule": "5over6"}, "block_rule: '5over6' is none of"),
+        ({"block_rule": 4}, "block_rule: 4 is none of"),
+        ({"quantise": "fp8_e4m3", "code": "none", "block_rule": "4over6"}, "block_rule: unknown, or inactive here"),
+    ],
+)
+def test_a_block_rule_is_one_of_two_and_of_nvfp4_alone(change: dict[str, Value], problem: str) -> None:
+    plain = PRESETS["nvfp4"].configuration(LAYOUT)
+    with pytest.raises(CodecError, match=problem):
+        KVCodec(Configuration({**plain, **change}), LAYOUT)
+    named = KVCodec(Configuration({**plain, "block_rule": "plain"}), LAYOUT).encode(KV, first_token=0)
+    unnamed = KVCodec(plain, LAYOUT).encode(KV, first_token=0)
+    first, second = (torch.as_tensor(decode_frame(frame).planes) for frame in (named, unnamed))
+    assert torch.equal(first, second)
 
 
 LAYOUTS = [

@@ -79,6 +79,8 @@ def configurations(draw: st.DrawFn, layout: KVLayout, *, lossy: bool) -> Configu
     }
     if draw(st.booleans()):
         values["sink_tokens"] = draw(st.sampled_from([0, 1, 4, 30]))
+    if quantise is Quantise.NVFP4 and draw(st.booleans()):
+        values["block_rule"] = "4over6"
     if quantise in PROFILED_FORMATS:
         values["head_profile"] = profile_of(layout).profile_id
     if quantise is Quantise.ALLOCATED_LEVELS:

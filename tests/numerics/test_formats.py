@@ -84,13 +84,15 @@ def test_fp8_stays_within_its_bound_and_makes_no_nan(x: Tensor) -> None:
 
 
 @hostile
-def test_nvfp4_stays_within_its_bound_and_makes_no_nan(x: Tensor) -> None:
+@pytest.mark.parametrize("rule", nvfp4.BlockRule)
+def test_nvfp4_stays_within_its_bound_and_makes_no_nan(x: Tensor, rule: nvfp4.BlockRule) -> None:
     tokens = x.view(2, 2, 32)
-    codes, block_scale, outer = nvfp4.quantise(tokens)
+    codes, block_scale, outer = nvfp4.quantise(tokens, rule)
     assert not ((block_scale & 0x7F) == 0x7F).any()
     assert int(codes.max()) < 16
     blocks = nvfp4.as_blocks(tokens)
-    bound = bounds.nvfp4_bound(blocks, tokens.abs().amax((-2, -1))[..., None, None, None]).expand(blocks.shape)
+    token_peak = tokens.abs().amax((-2, -1))[..., None, None, None]
+    bound = bounds.nvfp4_bound(blocks, token_peak, rule).expand(blocks.shape)
     assert_within(nvfp4.dequantise(codes, block_scale, outer), tokens, bound.flatten(-2)[..., :32])
 
 

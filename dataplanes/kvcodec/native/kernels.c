@@ -19,6 +19,7 @@ typedef struct {
 typedef struct {
     kv_rotation rotation;
     int64_t is_nvfp4;
+    int64_t is_four_over_six; /* a block's peak lands at 6 or at 4 */
     int64_t per_byte;
     const float *e4m3_values; /* of all 256 bytes */
     const float *e2m1_values; /* of all 16 codes */
@@ -212,6 +213,7 @@ int kv_levels_decode(
 #define E4M3_LARGEST 448.0f
 #define E4M3_SMALLEST 0x1p-9f
 #define E2M1_LARGEST 6.0f
+#define RAISED_TO_FOUR 1.5f
 
 static inline float clamp(float x, float low, float high) {
     x = x > low ? x : low;
@@ -254,11 +256,40 @@ static void quantise_fp8(
     for (int64_t i = 0; i < n; i++) codes[i] = to_e4m3(clamp(x[i] / s, -E4M3_LARGEST, E4M3_LARGEST));
 }
 
+static inline uint8_t fp4_block_scale(float wanted) { return to_e4m3(clamp(wanted, E4M3_SMALLEST, E4M3_LARGEST)); }
+
+/* What to_e2m1's code stands for, without its sign. */
+static inline float e2m1_size(float size) {
+    size = size < E2M1_LARGEST ? size : E2M1_LARGEST;
+    float low = __builtin_rintf(size * 2.0f) * 0.5f, middle = __builtin_rintf(size);
+    float high = __builtin_rintf(size * 0.5f) * 2.0f;
+    return size <= 2.0f ? low : size <= 4.0f ? middle : high;
+}
+
+/* A block's squared error in units of the outer scale; summed as a tree, halves first, as the reference does. */
+static inline __attribute__((always_inline)) float fp4_error(
+    const float *restrict x, int64_t n, float scale, float outer) {
+    float squares[FP4_BLOCK] = {0};
+    float step = scale * outer;
+    for (int64_t i = 0; i < n; i++) {
+        float size = magnitude(x[i] / step), off = e2m1_size(size) - size;
+        squares[i] = off * off;
+    }
+    for (int64_t half = FP4_BLOCK / 2; half > 0; half /= 2)
+        for (int64_t i = 0; i < half; i++) squares[i] += squares[i + half];
+    return squares[0] * (scale * scale);
+}
+
 /* Inlined twice, so that whole blocks have a length that the compiler knows. */
 static inline __attribute__((always_inline)) uint8_t quantise_fp4_block(
     const kv_float_format *c, const float *restrict x, int64_t n, float outer, uint8_t *restrict codes) {
     float wanted = peak_of(x, n) / (E2M1_LARGEST * outer);
-    uint8_t scale = to_e4m3(clamp(wanted, E4M3_SMALLEST, E4M3_LARGEST));
+    uint8_t scale = fp4_block_scale(wanted);
+    if (c->is_four_over_six) {
+        uint8_t other = fp4_block_scale(wanted * RAISED_TO_FOUR);
+        float other_error = fp4_error(x, n, c->e4m3_values[other], outer);
+        if (other_error < fp4_error(x, n, c->e4m3_values[scale], outer)) scale = other;
+    }
     float step = c->e4m3_values[scale] * outer;
     for (int64_t i = 0; i < n; i++) codes[i] = to_e2m1(x[i] / step);
     return scale;

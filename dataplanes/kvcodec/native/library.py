@@ -87,6 +87,7 @@ class FloatFormatStruct(ctypes.Structure):
     _fields_ = (
         ("rotation", RotationStruct),
         ("is_nvfp4", ctypes.c_int64),
+        ("is_four_over_six", ctypes.c_int64),
         ("per_byte", ctypes.c_int64),
         ("e4m3_values", ctypes.c_void_p),
         ("e2m1_values", ctypes.c_void_p),

@@ -25,6 +25,7 @@ from dataplanes.kvcodec.native.library import (
 from dataplanes.kvcodec.parameters import Axis, LevelsParameters
 from dataplanes.numerics import absmax, fp8, hadamard, lloyd_max, nvfp4
 from dataplanes.numerics.levels import LARGEST_OFFSET_STEPS, SMALLEST_STEP, inverse_cells
+from dataplanes.numerics.nvfp4 import BlockRule
 
 Bytes = NDArray[np.uint8]
 
@@ -121,20 +122,22 @@ class LevelsKernel(StackKernel):
 
 
 class FloatFormatKernel(StackKernel):
-    """FP8 e4m3, or NVFP4."""
+    """FP8 e4m3, or NVFP4 with a rule for its blocks."""
 
-    def __init__(self, plane: Plane, seed: int | None, per_byte: int, *, is_nvfp4: bool) -> None:
+    def __init__(self, plane: Plane, seed: int | None, per_byte: int, *, nvfp4_rule: BlockRule | None) -> None:
         super().__init__(plane, seed, per_byte)
-        self._is_nvfp4 = is_nvfp4
+        self._is_nvfp4 = nvfp4_rule is not None
+        largest = fp8.LARGEST if nvfp4_rule is None else nvfp4.LARGEST * nvfp4.largest_block_scale(nvfp4_rule)
         self._e4m3 = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float().numpy()
         self._e2m1 = nvfp4.code_values(torch.device("cpu")).numpy()
         self._struct = FloatFormatStruct(
             rotation=self._rotation,
-            is_nvfp4=int(is_nvfp4),
+            is_nvfp4=int(self._is_nvfp4),
+            is_four_over_six=int(nvfp4_rule is BlockRule.FOUR_OVER_SIX),
             per_byte=per_byte,
             e4m3_values=self._e4m3.ctypes.data,
             e2m1_values=self._e2m1.ctypes.data,
-            scale_per_peak=fp8.scale_per_peak(nvfp4.LARGEST * fp8.LARGEST if is_nvfp4 else fp8.LARGEST),
+            scale_per_peak=fp8.scale_per_peak(largest),
             smallest_scale=fp8.SMALLEST_SCALE,
         )
 
