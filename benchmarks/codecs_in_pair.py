@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from break_even import CodecSpeed
 from rich.console import Console
 from rich.table import Table
 
@@ -69,13 +70,13 @@ def summarise(
             ratio = raw_bytes / sum(effect["wire_bytes"] for effect in coded)
             encode = raw_bytes / sum(effect["encode_s"] for effect in coded)
             decode = raw_bytes / sum(effect["decode_s"] for effect in coded)
-            saved = 1 - 1 / ratio
+            speed = CodecSpeed(ratio=ratio, encode_bytes_per_s=encode, decode_bytes_per_s=decode)
             row |= {
                 "ratio": ratio,
                 "encode_bytes_per_s": encode,
                 "decode_bytes_per_s": decode,
-                "break_even_mbit_per_s": saved / (1 / encode + 1 / decode) * 8 / MBIT,
-                "break_even_overlapped_mbit_per_s": saved * min(encode, decode) * 8 / MBIT,
+                "break_even_mbit_per_s": speed.sequential_bytes_per_s * 8 / MBIT,
+                "break_even_overlapped_mbit_per_s": speed.overlapped_bytes_per_s * 8 / MBIT,
             }
         rows.append(row)
     return rows

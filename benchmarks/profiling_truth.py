@@ -316,7 +316,7 @@ def measure(out: Path, *, model: Path, artefacts: Path, shard: tuple[int, int], 
 
 
 def machine_name() -> str:
-    """The processor, as its vendor writes it."""
+    """The processor, as its vendor writes it, and how it is used."""
     from dataplanes.sglang.hardware import device_name
 
     return f"{device_name()}, one thread a process"

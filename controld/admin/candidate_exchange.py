@@ -17,9 +17,10 @@ from controld.contract.errors import FieldError
 from controld.contract.space import StrategySpace
 from controld.fleet.identity import AgentIdentity
 from controld.fleet.session import AgentSession
+from controld.profiling.results import profile_record
 from controld.store.errors import StoreError
 from controld.store.interface import Store
-from controld.store.records import AuditEvent, ProfileKey, ProfileRecord
+from controld.store.records import AuditEvent
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class CandidateExchange:
             unmapped = [{"profile_id": one.profile_id, "reason": one.reason} for one in mapped.unmapped]
         else:
             profiles = await asyncio.to_thread(read_document, text)
-        stored = await self._store.profiles.add_newer([_record(profile) for profile in profiles])
+        stored = await self._store.profiles.add_newer([profile_record(profile) for profile in profiles])
         if stored:
             self._on_profiles()
         outcome: Json = {"profiles": len(profiles), "stored": stored, "kept": len(profiles) - stored}
@@ -121,14 +122,3 @@ def _identity_for(sessions: Iterable[AgentSession], name: str, fingerprint: str 
     if identity.kv_bytes_per_token < 1:
         raise FieldError("kv_bytes_per_token", f"the agent {identity.agent_id} does not say it")
     return identity
-
-
-def _record(profile: Profile) -> ProfileRecord:
-    key = ProfileKey(
-        model_fingerprint=profile.model_fingerprint,
-        workload=profile.workload,
-        config_id=profile.arm_id,
-        sender_hardware=profile.sender_hardware,
-        receiver_hardware=profile.receiver_hardware,
-    )
-    return ProfileRecord(key=key, document=profile.to_json(), updated_unix_s=profile.measured_unix_s)

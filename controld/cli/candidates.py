@@ -54,8 +54,13 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     if arguments.model is not None and arguments.import_kvserve is None:
         raise ControldError("--model goes with --import-kvserve", code="cli.usage")
+    filters = arguments.pareto or arguments.max_loss is not None
+    if arguments.import_kvserve is not None and filters:
+        raise ControldError(
+            "--import-kvserve takes every profile", code="cli.usage", hint="leave --pareto and --max-loss out"
+        )
     chosen = arguments.export or arguments.import_file
-    if chosen is not None and (arguments.workload or arguments.pareto or arguments.max_loss is not None):
+    if chosen is not None and (arguments.workload or filters):
         raise ControldError("--export and --import take every profile", code="cli.usage", hint="leave the filters out")
     client = AdminClient.from_arguments(arguments)
     if arguments.export is not None:

@@ -25,7 +25,7 @@ examples:
   python -m dataplanes.sglang.profiler --model DIR --address unix:///run/controld/fleet.sock   the worker, elsewhere
 
   controld profile --plane sglang --workload general --budget 200      search the space with 200 trials
-  controld profile --workload general --budget 30m                     or with 30 minutes of measuring
+  controld profile --workload general --budget 30min                   or with 30 minutes of measuring
   controld profile --budget 100 --restrict quantise=levels,nvfp4 --restrict sink_tokens=0,1
   controld profile --plane sglang --workload general --grid            measure the curated grid instead (minutes)
   controld profile --grid --quick                                      a smaller one for a first look
@@ -49,7 +49,7 @@ _RECONNECT_S = 0.2
 _QUICK_SEGMENTS = 4
 _OPEN_STATES = ("running", "paused")
 _OF_GRID = ("quick",)
-_OF_SEARCH = ("budget", "restrict", "seed", "max_segments")
+_OF_SEARCH = ("restrict", "seed", "max_segments")
 _INTEGER = re.compile(r"-?[0-9]+")
 _COLUMNS = 60
 _BARS = "▁▂▃▄▅▆▇█"
@@ -58,7 +58,10 @@ _BARS = "▁▂▃▄▅▆▇█"
 def configure(parser: ArgumentParser) -> None:
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument(
-        "--budget", type=_budget, metavar="N|TIME", help="search with so many trials (200), or so much measuring (30m)"
+        "--budget",
+        type=_budget,
+        metavar="N|TIME",
+        help="search with so many trials (200), or so much measuring (30min)",
     )
     action.add_argument("--grid", action="store_true", help="measure the curated grid")
     action.add_argument("--follow", metavar="ID", help="watch a study")
@@ -74,7 +77,10 @@ def configure(parser: ArgumentParser) -> None:
         "--segments", type=int, metavar="N", help="texts per prompt length (default: 8; search: 2 at first)"
     )
     parser.add_argument(
-        "--max-segments", type=int, metavar="N", help="search: texts per length for parts worth it (default: 8)"
+        "--max-segments",
+        type=int,
+        metavar="N",
+        help="search: texts per length for parts worth it (default: 8, or --segments)",
     )
     parser.add_argument(
         "--restrict",
@@ -128,12 +134,21 @@ def _request(arguments: Namespace) -> dict[str, Any]:
     else:
         body |= {"method": "search", "budget": arguments.budget}
         if arguments.restrict:
-            body["restrict"] = dict(arguments.restrict)
+            body["restrict"] = _restrictions(arguments.restrict)
     for name in ("segments", "max_segments", "seed", "lengths", "deployment", "model"):
         value = getattr(arguments, name)
         if value is not None:
             body[name] = value
     return body
+
+
+def _restrictions(given: list[tuple[str, list[Any]]]) -> dict[str, list[Any]]:
+    restrictions = dict(given)
+    if len(restrictions) < len(given):
+        names = [name for name, _ in given]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ControldError(f"--restrict {twice} is given twice", code="cli.profile", hint=f"--restrict {twice}=A,B")
+    return restrictions
 
 
 def _list(client: AdminClient, arguments: Namespace) -> int:

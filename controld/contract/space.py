@@ -221,7 +221,7 @@ class StrategySpace:
                     Condition(**{**c, "parent_values": tuple(c["parent_values"])}) for c in data["conditions"]
                 ),
                 forbidden=tuple(
-                    Forbidden(values={k: tuple(v) for k, v in f["values"].items()}, reason=f["reason"])
+                    Forbidden(**{**f, "values": {name: tuple(allowed) for name, allowed in f["values"].items()}})
                     for f in data["forbidden"]
                 ),
             )

@@ -12,6 +12,7 @@ A search stops by the first of these that holds (`StopReason`):
 
     budget         as many trials as were asked for, or as many seconds of measuring
     levelled_off   the last max(20, 15 %) measured trials raised the hypervolume by less than 0.5 % of what it is
+    failing        the last 10 trials to end have all failed: something is wrong with the workers, not with the parts
     exhausted      the search has nothing left to propose
 """
 
@@ -35,6 +36,7 @@ NADIR = (0.0, 1.0, -7.0)
 LEVEL_SHARE = 0.005
 LEVEL_TRIALS = 20
 LEVEL_TRIALS_SHARE = 0.15
+FAILED_IN_A_ROW = 10
 
 _WHOLE = math.prod(REFERENCE)
 
@@ -44,6 +46,7 @@ class StopReason(StrEnum):
 
     BUDGET = "budget"
     LEVELLED_OFF = "levelled_off"
+    FAILING = "failing"
     EXHAUSTED = "exhausted"
 
 
@@ -141,7 +144,15 @@ def stop_reason(study: Study, progress: StudyProgress) -> StopReason | None:
         return StopReason.BUDGET
     if budget is not None and budget.seconds is not None and measuring_s(study) >= budget.seconds:
         return StopReason.BUDGET
+    if _is_failing(study):
+        return StopReason.FAILING
     return StopReason.LEVELLED_OFF if progress.has_levelled_off else None
+
+
+def _is_failing(study: Study) -> bool:
+    ended = sorted((t for t in study.trials.values() if t.state.is_final), key=lambda trial: trial.finished_unix_s)
+    last = ended[-FAILED_IN_A_ROW:]
+    return len(last) == FAILED_IN_A_ROW and all(trial.state is TrialState.FAILED for trial in last)
 
 
 def end_reason(study: Study, progress: StudyProgress) -> StopReason | None:

@@ -16,6 +16,7 @@ DEFAULT_PROMPT_TOKENS = (256, 1024, 2048)
 _MAX_LENGTHS = 8
 _MAX_PROMPT_TOKENS = 1_000_000
 _MAX_SEGMENTS = 1_000
+_MAX_CONTINUATION_TOKENS = 1_000
 _MAX_TRIALS = 100_000
 _MAX_SEED = 2**31 - 1
 _SEGMENTS_OF_GRID = 8
@@ -45,7 +46,7 @@ class Budget:
 
     @classmethod
     def from_json(cls, value: object) -> Budget:
-        """`200` is trials, `"30m"` a duration.
+        """`200` is trials, `"30min"` a duration.
 
         Raises:
             FieldError: it is neither.
@@ -53,7 +54,7 @@ class Budget:
         if isinstance(value, str):
             seconds = parse_duration_s(value, field="budget")
             if seconds <= 0:
-                raise FieldError("budget", f"{value!r} is no time", hint="as 30m, or a number of trials, as 200")
+                raise FieldError("budget", f"{value!r} is no time", hint="as 30min, or a number of trials, as 200")
             return cls(seconds=seconds)
         _require_count("budget", value, _MAX_TRIALS)
         assert isinstance(value, int)
@@ -128,9 +129,11 @@ class StudyRequest:
             _require_count("seed", values["seed"], _MAX_SEED, smallest=0)
         if method is Method.SEARCH:
             values.setdefault("segments", _SEGMENTS_OF_SEARCH)
-        for name in ("segments", "max_segments", "continuation_tokens"):
+        for name in ("segments", "max_segments"):
             if name in values:
                 _require_count(name, values[name], _MAX_SEGMENTS)
+        if "continuation_tokens" in values:
+            _require_count("continuation_tokens", values["continuation_tokens"], _MAX_CONTINUATION_TOKENS)
         if method is Method.SEARCH:
             most = values.setdefault("max_segments", max(values["segments"], _SEGMENTS_OF_GRID))
             if most < values["segments"]:
@@ -172,7 +175,7 @@ def _require_fields_of(method: Method, body: Mapping[str, Any]) -> None:
             other = Method.SEARCH if method is Method.GRID else Method.GRID
             raise FieldError(name, f"does not belong to a {method} study", hint=f"method: {other}")
     if method is Method.SEARCH and "budget" not in body:
-        raise FieldError("budget", "is missing", hint="a number of trials, as 200, or of measuring time, as 30m")
+        raise FieldError("budget", "is missing", hint="a number of trials, as 200, or of measuring time, as 30min")
 
 
 def _choice(name: str, value: object, kind: type[_Kind]) -> _Kind:

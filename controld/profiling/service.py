@@ -114,7 +114,7 @@ class StudyService:
             try:
                 study = study_from_records(record, await self._store.studies.trials(record.study_id))
             except FieldError as error:
-                _log.error("study left alone: %s", error)
+                _log.error("study %s left alone: %s", record.study_id, error)
                 continue
             self._studies[study.study_id] = study
         loop = asyncio.get_running_loop()
@@ -137,6 +137,8 @@ class StudyService:
                 await review()
             except StoreError as error:
                 _log.error("studies wait: %s", error)
+            except Exception:  # noqa: BLE001 - the edge of the loop: one study's fault must not end the reviews of all
+                _log.exception("a review of studies failed")
             try:
                 async with asyncio.timeout(self._review_s):
                     await wake.wait()
@@ -157,11 +159,13 @@ class StudyService:
             await self._settle()
 
     async def _apply(self, plan: Plan) -> None:
-        self._assignments = {assignment.key: assignment for assignment in plan.kept}
         for assignment, reason in plan.given_up:
             _log.warning("trial %s of %s came to nothing: %s", assignment.trial_id, assignment.study_id, reason)
             self._cancel_at_worker(assignment)
             await self._give_up(assignment.key, reason)
+            # Not before: where the store fails, the next review finds the assignment and gives it up again.
+            del self._assignments[assignment.key]
+        self._assignments = {assignment.key: assignment for assignment in plan.kept}
         for assignment in plan.asked_again:
             self._ask(assignment, self._studies[assignment.study_id].trials[assignment.trial_id])
         for assignment, _ in plan.started:
@@ -215,11 +219,16 @@ class StudyService:
                 return
             try:
                 await self._take_end(study, trial, outcome, session.identity.hardware)
-                await self._settle()
             except StoreError as error:
                 # Asked again, the worker answers with what it has measured.
                 _log.error("result of trial %s of %s not kept: %s", *reversed(key), error)
                 self._replace(study.with_trial(replace(trial, state=TrialState.PENDING, agent_id="")))
+                return
+            try:
+                await self._settle()
+            except StoreError as error:
+                # The result is kept; the next review closes what is to be closed.
+                _log.error("studies wait: %s", error)
 
     async def _take_end(self, study: Study, trial: Trial, outcome: TrialOutcome, hardware: str) -> None:
         key = (study.study_id, trial.trial_id)
@@ -431,6 +440,7 @@ class StudyService:
 
         Raises:
             StudyNotFoundError: there is none.
+            StoreError: not all of it could be kept; a study that was cancelled before that stays cancelled.
         """
         async with self._lock:
             study = self._find(study_id)
@@ -438,23 +448,29 @@ class StudyService:
                 await self._store.studies.transition(
                     study_id, expected=study.state.value, state=StudyState.CANCELLED.value
                 )
-                for trial in study.trials.values():
-                    if not trial.state.is_final:
-                        ended = replace(
-                            trial,
-                            state=TrialState.CANCELLED,
-                            agent_id="",
-                            outcome=None,
-                            finished_unix_s=self._clock.unix_s(),
-                        )
+                study = study.with_state(StudyState.CANCELLED)
+                try:
+                    for trial in study.open_trials:
+                        ended = self._cancelled(trial)
                         await self._store_end(ended)
                         study = study.with_trial(ended)
-                self._replace(study.with_state(StudyState.CANCELLED))
-                for assignment in self._assignments.values():
-                    if assignment.study_id == study_id:
-                        self._cancel_at_worker(assignment)
-                await self._audit(AuditEvent.STUDY_ENDED, self._studies[study_id])
+                finally:
+                    # The store has the study as cancelled, whatever became of its trials.
+                    self._replace(study)
+                    for assignment in self._assignments.values():
+                        if assignment.study_id == study_id:
+                            self._cancel_at_worker(assignment)
+                await self._audit(AuditEvent.STUDY_ENDED, study)
         return await self.get(study_id)
+
+    def _cancelled(self, trial: Trial) -> Trial:
+        return replace(
+            trial,
+            state=TrialState.CANCELLED,
+            agent_id="",
+            outcome=None,
+            finished_unix_s=self._clock.unix_s(),
+        )
 
     def events(self, study_id: str) -> AsyncIterator[Json]:
         """The study now, and again after every change; ends with the study. A slow reader skips states.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -17,11 +18,12 @@ import pytest
 from rich.console import Console
 
 from controld.cli.main import main
-from controld.cli.profile import sparkline
+from controld.cli.profile import EXAMPLES, sparkline
 from controld.cli.study_screen import study_screen
 from controld.config import load_config
 from controld.contract.space import Parameter, StrategySpace
 from controld.contract.trial import CoderMeasurement, SegmentLoss, TrialOutcome, TrialStatus, TrialTask
+from controld.profiling.request import Budget
 from dataplanes.agent import Agent, AgentIdentity
 
 SPACE = StrategySpace(
@@ -187,6 +189,18 @@ def test_options_of_the_other_method_are_refused(
 ) -> None:
     assert main(["profile", *options]) == 1
     assert word in capsys.readouterr().err
+
+
+def test_a_parameter_is_restricted_once(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "--budget", "5", "--restrict", "step=1", "--restrict", "step=2"]) == 1
+    assert "--restrict step is given twice" in capsys.readouterr().err
+
+
+def test_the_budgets_of_the_examples_are_budgets() -> None:
+    budgets = re.findall(r"--budget (\w+)", EXAMPLES)
+    assert "30min" in budgets
+    for text in budgets:
+        Budget.from_json(int(text) if text.isdecimal() else text)
 
 
 @pytest.mark.parametrize("options", [[], ["--grid", "--budget", "3"], ["--budget", "3", "--restrict", "step"]])

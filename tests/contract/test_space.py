@@ -53,6 +53,14 @@ def test_json_round_trip_and_refusal() -> None:
             StrategySpace.from_json(text)
 
 
+@pytest.mark.parametrize("part", ["parameters", "conditions", "forbidden"])
+def test_an_unknown_key_is_refused(part: str) -> None:
+    data = json.loads(SPACE.to_json())
+    data[part][0]["extra"] = 1
+    with pytest.raises(FieldError, match="extra"):
+        StrategySpace.from_json(json.dumps(data))
+
+
 def test_a_boolean_is_not_an_integer() -> None:
     space = StrategySpace(parameters=(Parameter(name="depth", values=(1, 2)),))
     with pytest.raises(FieldError, match="depth"):

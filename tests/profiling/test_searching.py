@@ -10,7 +10,7 @@ import pytest
 from controld.contract.errors import FieldError
 from controld.contract.trial import TrialStatus
 from controld.profiling.errors import StudyRefusedError
-from controld.profiling.progress import LEVEL_TRIALS
+from controld.profiling.progress import FAILED_IN_A_ROW, LEVEL_TRIALS
 from controld.profiling.search.observation import Proposal
 from controld.profiling.search_process import SearchProcessError
 
@@ -90,6 +90,14 @@ async def test_a_search_stops_when_the_hypervolume_levels_off(bench: Any) -> Non
     study = await bench.service.get(study_id)
     assert (study["state"], study["stop_reason"]) == ("finished", "levelled_off")
     assert LEVEL_TRIALS < answered <= LEVEL_TRIALS + 3
+
+
+async def test_a_search_stops_when_every_trial_fails(bench: Any) -> None:
+    study_id = await begun(bench, budget=300)
+    await bench.answer_all(status=TrialStatus.FAILED, detail="boom")
+    study = await bench.service.get(study_id)
+    assert (study["state"], study["stop_reason"]) == ("failed", "failing")
+    assert FAILED_IN_A_ROW <= study["trials_total"] <= FAILED_IN_A_ROW + 3
 
 
 async def test_a_search_stops_when_nothing_is_left(bench: Any) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from controld.contract.trial import TrialStatus
 from controld.profiling.dispatch import ABSENCE_S, MAX_ATTEMPTS
 from controld.profiling.errors import StudyNotFoundError, StudyRefusedError
 from controld.profiling.service import StudyService
+from controld.store.errors import StoreError
 
 REQUEST: dict[str, Any] = {
     "plane": "sglang",
@@ -25,6 +29,15 @@ REQUEST: dict[str, Any] = {
 
 async def profiles_of(bench: Any) -> list[Profile]:
     return [Profile.from_json(record.document) for record in await bench.store.profiles.list()]
+
+
+@contextmanager
+def failing_updates(bench: Any, table: str) -> Iterator[None]:
+    """The store's database refuses to change rows of a table meanwhile."""
+    with closing(sqlite3.connect(bench.directory / "controld.db", isolation_level=None)) as connection:
+        connection.execute(f"CREATE TRIGGER refused BEFORE UPDATE ON {table} BEGIN SELECT RAISE(ABORT, 'no'); END")
+        yield
+        connection.execute("DROP TRIGGER refused")
 
 
 async def test_a_study_gives_a_profile_for_every_coder_of_every_part(bench: Any) -> None:
@@ -312,6 +325,48 @@ async def test_a_store_that_fails_loses_no_trial(bench: Any) -> None:
         assert (await bench.service.get(study_id))["state"] == "finished"
     finally:
         await bench.service._store.close()
+
+
+async def test_a_result_stays_kept_where_only_the_end_of_the_study_is_not(bench: Any) -> None:
+    study_id = (await bench.service.begin(REQUEST))["id"]
+    with failing_updates(bench, "studies"):
+        with pytest.raises(StoreError):
+            await bench.answer_all()
+        study = await bench.service.get(study_id)
+        assert (study["state"], study["trials_by_state"]) == ("running", {"measured": study["trials_total"]})
+    await bench.service.dispatch()
+    assert (await bench.service.get(study_id))["state"] == "finished"
+    assert bench.fleet.requests == []
+
+
+async def test_a_lost_trial_whose_failure_is_not_kept_is_given_up_by_the_next_review(bench: Any) -> None:
+    study_id = (await bench.service.begin(REQUEST))["id"]
+    lives = 0
+    while lives < MAX_ATTEMPTS:
+        await bench.service.dispatch()
+        await bench.service.dispatch()
+        _, task = bench.fleet.requests.pop(0)
+        if task.trial_id == "000":
+            lives += 1
+            bench.fleet.connected = [bench.session(instance_id=f"life{lives}")]
+        else:
+            await bench.service.on_trial_result(bench.fleet.connected[0], bench.outcome_of(task))
+    with failing_updates(bench, "trials"), pytest.raises(StoreError):
+        await bench.service.dispatch()
+    await bench.service.dispatch()
+    assert (await bench.service.get(study_id))["trials"][0]["state"] == "failed"
+
+
+async def test_a_study_is_cancelled_though_the_ends_of_its_trials_are_not_kept(bench: Any) -> None:
+    study_id = (await bench.service.begin(REQUEST))["id"]
+    await bench.service.dispatch()
+    with failing_updates(bench, "trials"), pytest.raises(StoreError):
+        await bench.service.cancel(study_id)
+    assert (await bench.service.get(study_id))["state"] == "cancelled"
+    assert bench.fleet.cancelled == [("w0", study_id, "000")]
+    bench.fleet.requests.clear()
+    await bench.service.dispatch()
+    assert bench.fleet.requests == []
 
 
 async def test_the_service_gives_out_work_by_itself(bench: Any) -> None:

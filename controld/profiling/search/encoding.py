@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controld.contract.configuration import Configuration, Value
+from controld.contract.configuration import CODER_PARAMETER, Configuration, Value
 from controld.contract.errors import FieldError
 from controld.contract.space import Parameter, StrategySpace
 
@@ -36,6 +37,13 @@ class SpaceEncoding:
         self.space = space
         self.parameters = tuple(parameter for parameter in space.parameters if parameter.lossy)
         self._places = [_places(parameter) for parameter in self.parameters]
+        self._conditions = [
+            [condition for condition in space.conditions if condition.parameter == parameter.name]
+            for parameter in self.parameters
+        ]
+        lossy = {parameter.name for parameter in self.parameters}
+        self._rules = [rule for rule in space.forbidden if rule.values and set(rule.values) <= lossy]
+        self.coders = CoderLookup(space)
         self.columns = sum(1 if parameter.ordered else len(parameter.values) for parameter in self.parameters)
 
     def encode(self, parts: Sequence[Mapping[str, Value]]) -> Array:
@@ -67,14 +75,13 @@ class SpaceEncoding:
 
     def draw(self, coordinates: Sequence[float]) -> Configuration | None:
         """The lossy part at a point of the unit cube (one coordinate for each parameter); None if it is forbidden."""
-        values: dict[str, Value] = {}
-        for parameter, coordinate in zip(self.parameters, coordinates, strict=True):
-            if self.space.is_active(parameter.name, values):
-                chosen = parameter.values[min(int(coordinate * len(parameter.values)), len(parameter.values) - 1)]
-                if chosen != parameter.default:
-                    values[parameter.name] = chosen
-        part = Configuration(values)
-        return part if self.space.coders(part) else None
+        places = dict(zip((parameter.name for parameter in self.parameters), coordinates, strict=True))
+
+        def chosen(parameter: Parameter) -> Value:
+            count = len(parameter.values)
+            return parameter.values[min(int(places[parameter.name] * count), count - 1)]
+
+        return self._assembled(chosen)
 
     def enumerated(self) -> list[Configuration] | None:
         """All lossy parts that have a coder, or None where there are more than `MAX_ENUMERATED`."""
@@ -86,23 +93,57 @@ class SpaceEncoding:
         for parameter in self.parameters:
             present = part.get(parameter.name, parameter.default)
             for value in _near(parameter, present):
-                changed = self._with(part, parameter.name, value)
-                if changed is not None:
+                changed = self._assembled(partial(_kept, part, parameter, value))
+                if changed is not None and changed != part:
                     yield changed
 
-    def _with(self, part: Mapping[str, Value], name: str, value: Value) -> Configuration | None:
-        values: dict[str, Value] = {}
-        for parameter in self.parameters:
-            if not self.space.is_active(parameter.name, values):
-                continue
-            middle = parameter.values[len(parameter.values) // 2]
-            fallback = middle if parameter.default is None else parameter.default
-            chosen = value if parameter.name == name else part.get(parameter.name, fallback)
-            if chosen != parameter.default:
-                values[parameter.name] = chosen
-        changed = Configuration(values)
-        same = changed == Configuration(dict(part))
-        return None if same or not self.space.coders(changed) else changed
+    def _assembled(self, choose: Callable[[Parameter], Value]) -> Configuration | None:
+        """The part of chosen values, one parameter after another; None where it is forbidden or has no coder."""
+        state: dict[str, Value] = {}
+        for parameter, conditions in zip(self.parameters, self._conditions, strict=True):
+            if all(state.get(condition.parent) in condition.parent_values for condition in conditions):
+                state[parameter.name] = choose(parameter)
+        if any(all(state.get(name) in held for name, held in rule.values.items()) for rule in self._rules):
+            return None
+        part = Configuration({p.name: state[p.name] for p in self.parameters if self._is_written(p, state)})
+        return part if self.coders.of(part) else None
+
+    @staticmethod
+    def _is_written(parameter: Parameter, state: Mapping[str, Value]) -> bool:
+        return parameter.name in state and not parameter.is_default(state[parameter.name])
+
+
+class CoderLookup:
+    """Which coders a lossy part has; parts alike in what coders depend on are asked for once."""
+
+    def __init__(self, space: StrategySpace) -> None:
+        self._space = space
+        lossless = {parameter.name for parameter in space.parameters if not parameter.lossy}
+        linked = {name for rule in space.forbidden if lossless & set(rule.values) for name in rule.values}
+        linked |= lossless
+        # A parameter that is not written is at its default or does not exist: its parents, which stand before it, tell.
+        for parameter in reversed(space.parameters):
+            if parameter.name in linked:
+                linked |= {condition.parent for condition in space.conditions if condition.parameter == parameter.name}
+        self._names = sorted(linked - lossless)
+        self._known: dict[tuple[object, ...], frozenset[str]] = {}
+
+    def of(self, part: Configuration) -> frozenset[str]:
+        """The coders; none where the combination has none."""
+        key = tuple(part.get(name) for name in self._names)
+        if key not in self._known:
+            self._known[key] = frozenset(
+                str(full[CODER_PARAMETER]) for full in self._space.coders(part) if CODER_PARAMETER in full
+            )
+        return self._known[key]
+
+
+def _kept(part: Mapping[str, Value], changed: Parameter, value: Value, parameter: Parameter) -> Value:
+    """What a neighbour of `part` has for `parameter`: the new value, its own, or what a new parameter begins with."""
+    if parameter is changed:
+        return value
+    middle = parameter.values[len(parameter.values) // 2]
+    return part.get(parameter.name, middle if parameter.default is None else parameter.default)
 
 
 def _places(parameter: Parameter) -> dict[Value, float]:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from controld.candidates.pareto import LOSS_FLOOR_NATS, log_objectives, non_dominated
-from controld.contract.configuration import CODER_PARAMETER, Configuration
+from controld.contract.configuration import Configuration
 from controld.contract.space import StrategySpace
 from controld.profiling.search.encoding import SpaceEncoding
 from controld.profiling.search.improvement import expected_improvement
@@ -81,10 +81,11 @@ class BayesianSearcher:
         self._seed = seed
         self._all = self._encoding.enumerated()
         self._features_of_all = self._encoding.encode(self._all) if self._all is not None else None
-        self._coders = _CoderLookup(space)
         self._observed: dict[Configuration, Observation] = {}
         self._loss_model = GaussianProcess()
         self._cost_models: dict[str, GaussianProcess] = defaultdict(GaussianProcess)
+        self._known_costs: dict[str, Array] = {}
+        self._untried_cost: Array = np.zeros(2)
         self.detail = ""
 
     def tell(self, observation: Observation) -> None:
@@ -217,22 +218,32 @@ class BayesianSearcher:
                 if cost.bytes_ratio > 0 and cost.seconds_per_byte > 0:
                     rows[cost.code].append(row)
                     values[cost.code].append((math.log10(cost.bytes_ratio), math.log10(cost.seconds_per_byte)))
-        self._known_coders = {code for code, mine in rows.items() if len(mine) > 1}
-        for code in self._known_coders:
-            self._cost_models[code].fit(features[rows[code]], np.array(values[code]))
+        if not values:
+            raise ValueError("no coder was measured")
+        everything = np.array([pair for pairs in values.values() for pair in pairs])
+        # A coder that nobody has tried may be the best of all.
+        self._untried_cost = everything.min(axis=0)
+        self._known_costs = {code: np.array(pairs) for code, pairs in values.items()}
+        for code, pairs in self._known_costs.items():
+            if len(pairs) > 1:
+                self._cost_models[code].fit(features[rows[code]], pairs)
 
     def _predicted_points(self, parts: Sequence[Configuration], features: Array) -> Points:
-        coders = [self._coders.of(part) for part in parts]
+        coders = [self._encoding.coders.of(part) for part in parts]
         owners, costs = [], []
-        for code in sorted(self._known_coders):
+        for code in sorted(frozenset[str]().union(*coders)):
             mine = np.array([index for index, codes in enumerate(coders) if code in codes], np.int64)
-            if len(mine):
-                mean = self._cost_models[code].predict_mean(features[mine])
-                owners.append(mine)
-                costs.append(np.column_stack((10 ** mean[:, 0], mean[:, 1])))
-        if not owners:
-            raise ValueError("no coder was measured twice")
+            mean = self._predicted_cost(code, features[mine])
+            owners.append(mine)
+            costs.append(np.column_stack((10 ** mean[:, 0], mean[:, 1])))
         return Points(np.concatenate(owners), np.concatenate(costs))
+
+    def _predicted_cost(self, code: str, features: Array) -> Array:
+        """log10 of bytes ratio and seconds a byte, `[n, 2]`."""
+        known = self._known_costs.get(code)
+        if known is None or len(known) < 2:
+            return np.tile(self._untried_cost if known is None else known[0], (len(features), 1))
+        return self._cost_models[code].predict_mean(features)
 
     def _believed(self, part: Configuration, low: Array, span: Array) -> Array:
         features = self._encoding.encode([part])
@@ -247,26 +258,6 @@ class BayesianSearcher:
         """Rows of the most promising points."""
         gains = expected_improvement(front, costs, mean[part], deviation[part], slices=_SCREENING_SLICES)
         return np.argsort(-gains, kind="stable")[:_SCREENED]
-
-
-class _CoderLookup:
-    """Which coders a lossy part has; parts alike in what coders depend on are asked for once."""
-
-    def __init__(self, space: StrategySpace) -> None:
-        self._space = space
-        lossless = {parameter.name for parameter in space.parameters if not parameter.lossy}
-        linked = {name for rule in space.forbidden if lossless & set(rule.values) for name in rule.values}
-        linked |= {condition.parent for condition in space.conditions if condition.parameter in lossless}
-        self._names = sorted(linked - lossless)
-        self._known: dict[tuple[object, ...], frozenset[str]] = {}
-
-    def of(self, part: Configuration) -> frozenset[str]:
-        key = tuple(part.get(name) for name in self._names)
-        if key not in self._known:
-            self._known[key] = frozenset(
-                str(full[CODER_PARAMETER]) for full in self._space.coders(part) if CODER_PARAMETER in full
-            )
-        return self._known[key]
 
 
 def _ranges(measured: Array, loss: Prediction, costs: Array) -> tuple[Array, Array]:

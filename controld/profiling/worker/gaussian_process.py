@@ -39,7 +39,7 @@ class Prediction:
 
 
 class GaussianProcess:
-    """Independent outputs over the same inputs; keeps its hyperparameters until the data has grown by 15 %."""
+    """Independent outputs over the same inputs; keeps its hyperparameters until the data grows by 15 %, or shrinks."""
 
     def __init__(self) -> None:
         self._kept: Hyperparameters | None = None
@@ -66,7 +66,8 @@ class GaussianProcess:
         x = torch.as_tensor(features, dtype=torch.float64)
         y = torch.as_tensor((targets - self._centre) / self._scale, dtype=torch.float64)
         model = _model(x, y)
-        stale = self._kept is None or len(features) >= self._kept_at * _REFIT_GROWTH
+        # Fewer rows than before are another study's.
+        stale = self._kept is None or not self._kept_at <= len(features) < self._kept_at * _REFIT_GROWTH
         if self._kept is not None:
             model.load_state_dict(self._kept)
         if stale:

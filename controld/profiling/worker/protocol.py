@@ -23,7 +23,7 @@ from controld.profiling.worker.bayesian import BayesianSearcher
 
 _KEPT_SEARCHES = 4
 
-SearchKey = tuple[str, int, int]
+SearchKey = tuple[str, int, int, int]
 
 
 def serve(requests: TextIO, answers: TextIO) -> None:
@@ -41,7 +41,7 @@ def answer(line: str, kept: dict[SearchKey, BayesianSearcher]) -> dict[str, Any]
 
     Args:
         line: the request.
-        kept: searches by space, seed and fidelity; the oldest goes.
+        kept: searches by space, seed, `segments` and `max_segments`; the oldest goes.
     """
     started_s = time.monotonic()
     identity: Any = None
@@ -49,8 +49,7 @@ def answer(line: str, kept: dict[SearchKey, BayesianSearcher]) -> dict[str, Any]
         request = json.loads(line)
         identity = request["id"]
         searcher = _searcher(request, kept)
-        observed = {_observation(item) for item in request["observations"]}
-        searcher.restart(observed)
+        searcher.restart([_observation(item) for item in request["observations"]])
         pending = [Configuration(values) for values in request["pending"]]
         proposals = searcher.ask(int(request["count"]), pending)
     except ControldError as error:
@@ -66,10 +65,12 @@ def answer(line: str, kept: dict[SearchKey, BayesianSearcher]) -> dict[str, Any]
 
 
 def _searcher(request: Mapping[str, Any], kept: dict[SearchKey, BayesianSearcher]) -> BayesianSearcher:
-    key = (str(request["space"]), int(request["seed"]), int(request["segments"]))
+    space_json, seed, segments = str(request["space"]), int(request["seed"]), int(request["segments"])
+    max_segments = int(request.get("max_segments", segments))
+    key = (space_json, seed, segments, max_segments)
     if key not in kept:
-        most = int(request.get("max_segments", key[2]))
-        kept[key] = BayesianSearcher(StrategySpace.from_json(key[0]), seed=key[1], segments=key[2], max_segments=most)
+        space = StrategySpace.from_json(space_json)
+        kept[key] = BayesianSearcher(space, seed=seed, segments=segments, max_segments=max_segments)
         if len(kept) > _KEPT_SEARCHES:
             del kept[next(iter(kept))]
     return kept[key]

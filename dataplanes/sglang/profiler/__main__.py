@@ -31,14 +31,19 @@ def _parser() -> argparse.ArgumentParser:
         help="calibrated artefacts, made by dataplanes.sglang.profiler.calibrate",
     )
     parser.add_argument("--address", help="the daemon's fleet address (default: CONTROLD_ADDRESS)")
-    parser.add_argument("--deployment", default="default", help="deployment that the measurements are for")
-    parser.add_argument("--agent-id", help="name of this worker (default: profiler-<host>-<model>)")
-    parser.add_argument("--page-tokens", type=int, default=64, help="page size of the KV pools")
     parser.add_argument(
-        "--frame-bytes", type=int, default=1_500_000, help="raw bytes of a frame, as the data plane cuts transfers"
+        "--deployment", default="default", help="deployment that the measurements are for (default: default)"
+    )
+    parser.add_argument("--agent-id", help="name of this worker (default: profiler-<host>-<model>)")
+    parser.add_argument("--page-tokens", type=int, default=64, help="page size of the KV pools (default: 64)")
+    parser.add_argument(
+        "--frame-bytes",
+        type=int,
+        default=1_500_000,
+        help="raw bytes of a frame, as the data plane cuts transfers (default: 1500000)",
     )
     parser.add_argument(
-        "--codec-threads", type=int, default=1, help="threads for codecs, as a serving process gives them"
+        "--codec-threads", type=int, default=1, help="threads for codecs, as a serving process gives them (default: 1)"
     )
     parser.add_argument(
         "--evaluation-threads", type=int, help="threads for the model (default: all, on Ray the actor's num_cpus)"

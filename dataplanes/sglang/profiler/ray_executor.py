@@ -198,9 +198,8 @@ class Cluster:
         local: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
         try:
             ray.init(address=address, logging_level=logging.WARNING, **{**local, **(init_options or {})})
-        except (
-            Exception
-        ) as error:  # the edge of Ray, which raises plain exceptions here, as when a node starts too slowly
+        # The edge of Ray, which raises plain exceptions here, as when a node starts too slowly.
+        except Exception as error:
             ray.shutdown()
             raise RayExecutorError(
                 f"no Ray at {address}: {_one_line(error)}",

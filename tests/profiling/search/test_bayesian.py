@@ -11,7 +11,7 @@ import pytest
 from controld.candidates.pareto import hypervolume, log_objectives
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
-from controld.contract.space import Condition, Parameter, StrategySpace
+from controld.contract.space import Condition, Forbidden, Parameter, StrategySpace
 from controld.profiling.search.observation import CoderCost, Observation
 from controld.profiling.worker.bayesian import BayesianSearcher
 
@@ -36,8 +36,8 @@ SPACE = StrategySpace(
 PARTS = list(SPACE.enumerate(lossy_only=True))
 
 
-def measured(part: Configuration, *, segments: int = 2) -> Observation:
-    """A made-up but smooth truth."""
+def measured(part: Configuration, *, segments: int = 2, as_part: Configuration | None = None) -> Observation:
+    """A made-up but smooth truth; told of another part where one is given."""
     rotated = part["transform"] == "hadamard"
     if part["quantise"] == "fp8":
         loss, bits = 0.002, 8.0
@@ -49,7 +49,7 @@ def measured(part: Configuration, *, segments: int = 2) -> Observation:
     loss, bits = loss * {0: 1.5, 1: 1.0, 4: 0.95}[sinks], bits + 0.02 * sinks
     seconds = 1e-9 * (2 if rotated else 1)
     return Observation(
-        lossy=part, loss_nats=loss, loss_se_nats=loss / 10, segments=segments,
+        lossy=as_part or part, loss_nats=loss, loss_se_nats=loss / 10, segments=segments,
         costs=(
             CoderCost(code="bitpack", bytes_ratio=1.1 * bits / 16, seconds_per_byte=seconds),
             CoderCost(code="entropy", bytes_ratio=0.9 * bits / 16, seconds_per_byte=2 * seconds),
@@ -123,6 +123,27 @@ def test_pending_parts_are_not_proposed_again_and_a_batch_holds_different_ones()
     first = [proposal.lossy for proposal in searcher.ask(4)]
     second = [proposal.lossy for proposal in searcher.ask(4, pending=first)]
     assert len({*known, *first, *second}) == 28
+
+
+def test_a_coder_that_only_few_parts_have_is_tried() -> None:
+    space = StrategySpace(
+        parameters=(
+            *(p for p in SPACE.parameters if p.lossy and p.name != "quantise"),
+            Parameter(name="code", values=("bitpack", "entropy", "rare"), lossy=False),
+        ),
+        forbidden=(
+            Forbidden(values={"code": ("rare",), "transform": ("none",)}, reason="rotated parts only"),
+            Forbidden(values={"code": ("rare",), "key_levels": LEVELS[1:]}, reason="the coarsest only"),
+            Forbidden(values={"code": ("rare",), "key_axis": ("token",)}, reason="one axis only"),
+        ),
+    )
+    searcher = BayesianSearcher(space, seed=0)
+    rare = {"transform": "hadamard", "key_levels": LEVELS[0], "key_axis": "channel"}
+    others = [one for one in space.enumerate(lossy_only=True) if not rare.items() <= one.items()]
+    for part in others[:: len(others) // 24]:
+        searcher.tell(measured(Configuration({**part, "quantise": "levels"}), as_part=part))
+    (proposal,) = searcher.ask(1)
+    assert rare.items() <= proposal.lossy.items()
 
 
 def test_nothing_is_left_in_the_end() -> None:

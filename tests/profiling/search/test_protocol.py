@@ -11,7 +11,7 @@ import pytest
 
 from controld.contract.space import Parameter, StrategySpace
 from controld.profiling.worker.bayesian import BayesianSearcher
-from controld.profiling.worker.protocol import answer
+from controld.profiling.worker.protocol import SearchKey, answer
 
 SPACE = StrategySpace(
     parameters=(
@@ -46,10 +46,17 @@ def test_a_part_is_proposed_that_is_neither_measured_nor_pending() -> None:
 
 
 def test_a_kept_search_forgets_what_is_not_in_the_request() -> None:
-    kept: dict[tuple[str, int, int], BayesianSearcher] = {}
+    kept: dict[SearchKey, BayesianSearcher] = {}
     everything = [observation(levels) for levels in (4, 8, 16)]
     assert answer(json.dumps(request(observations=everything)), kept)["proposals"] == []
     assert len(answer(json.dumps(request()), kept)["proposals"]) == 1
+
+
+def test_studies_that_differ_in_fidelity_share_no_search() -> None:
+    kept: dict[SearchKey, BayesianSearcher] = {}
+    for max_segments in (2, 8):
+        assert "error" not in answer(json.dumps(request(max_segments=max_segments)), kept)
+    assert len(kept) == 2
 
 
 def test_an_infeasible_part_has_no_loss() -> None:
