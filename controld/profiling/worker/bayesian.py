@@ -51,6 +51,21 @@ class Points:
     costs: Array
 
 
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the models expect of a pool.
+
+    Args:
+        loss: log10 of the loss of each part.
+        points: what their coders would cost.
+        pending: (log10 loss, bytes ratio, log10 seconds) of what is under way, `[n, 3]`.
+    """
+
+    loss: Prediction
+    points: Points
+    pending: Array
+
+
 class BayesianSearcher:
     """See `controld.profiling.search.searcher.Searcher`.
 
@@ -106,11 +121,18 @@ class BayesianSearcher:
         missing = self._start_trials - len(taken)
         if missing > 0:
             return self._quasi_random(min(count, missing), taken)
+        told = [one for one in self._observed.values() if math.isfinite(one.loss_nats) and one.costs]
+        pool, features = self._pool(taken, told)
+        if not pool:
+            return self._to_refine(told, set(pending))[:count]
         try:
-            return self._by_model(count, taken, set(pending))
+            outlook = self._outlook(told, pool, features, pending)
         except FIT_ERRORS as error:
             self.detail = f"no model: {error}"
             return self._quasi_random(count, taken)
+        refined = self._to_refine(told, set(pending))[: min(count, 1)]
+        chosen = self._most_promising(count - len(refined), told, outlook)
+        return [*refined, *self._proposals([pool[index] for index in chosen], "model")]
 
     # ------------------------------------------------------------------------------------------ without a model
 
@@ -139,38 +161,42 @@ class BayesianSearcher:
 
     # ------------------------------------------------------------------------------------------ with a model
 
-    def _by_model(self, count: int, taken: set[Configuration], pending: set[Configuration]) -> list[Proposal]:
-        told = [one for one in self._observed.values() if math.isfinite(one.loss_nats) and one.costs]
-        measured = self._points_of(told)
-        pool, features = self._pool(taken, told)
-        if not pool:
-            return self._to_refine(told, pending)[:count]
+    def _outlook(
+        self,
+        told: Sequence[Observation],
+        pool: Sequence[Configuration],
+        features: Array,
+        pending: Sequence[Configuration],
+    ) -> Outlook:
+        """Raises: one of `FIT_ERRORS`."""
         self._fit(told)
-        loss = self._loss_model.predict(features)
-        points = self._predicted_points(pool, features)
-        low, high = _ranges(measured, loss, points.costs)
+        believed = [self._believed(part) for part in pending]
+        return Outlook(
+            loss=self._loss_model.predict(features),
+            points=self._predicted_points(pool, features),
+            pending=np.concatenate(believed) if believed else np.empty((0, 3)),
+        )
+
+    def _most_promising(self, count: int, told: Sequence[Observation], outlook: Outlook) -> list[int]:
+        """Indices in the pool, each with what is chosen before it taken as measured."""
+        points, measured = outlook.points, self._points_of(told)
+        low, high = _ranges(measured, outlook.loss, points.costs)
         span = np.where(high > low, high - low, 1.0)
-        front = (measured - low) / span
+        front = (np.vstack((measured, outlook.pending)) - low) / span
         front = front[non_dominated(front)]
-        for part in pending:
-            front = np.vstack((front, self._believed(part, low, span)))
-        mean = (loss.mean[:, 0] - low[0]) / span[0]
-        deviation = np.maximum(loss.deviation[:, 0] / span[0], _SMALLEST_DEVIATION)
+        mean = (outlook.loss.mean[:, 0] - low[0]) / span[0]
+        deviation = np.maximum(outlook.loss.deviation[:, 0] / span[0], _SMALLEST_DEVIATION)
         costs = (points.costs - low[1:]) / span[1:]
         rows = self._screen(front, costs, mean, deviation, points.part)
-        refined = self._to_refine(told, pending)[:1]
-        chosen: list[Configuration] = []
-        for _ in range(min(count - len(refined), len(pool))):
+        chosen: list[int] = []
+        while len(chosen) < count and len(rows):
             gains = expected_improvement(front, costs[rows], mean[points.part[rows]], deviation[points.part[rows]])
             best = int(points.part[rows[int(np.argmax(gains))]])
-            chosen.append(pool[best])
+            chosen.append(best)
             mine = points.part == best
-            believed = np.column_stack((np.full(int(mine.sum()), mean[best]), costs[mine]))
-            front = np.vstack((front, believed))
+            front = np.vstack((front, np.column_stack((np.full(int(mine.sum()), mean[best]), costs[mine]))))
             rows = rows[points.part[rows] != best]
-            if not len(rows):
-                break
-        return [*refined, *self._proposals(chosen, "model")]
+        return chosen
 
     def _to_refine(self, told: Sequence[Observation], pending: set[Configuration]) -> list[Proposal]:
         """Parts of the front to measure on twice as many texts, the least certain first; few against the new ones."""
@@ -245,11 +271,12 @@ class BayesianSearcher:
             return np.tile(self._untried_cost if known is None else known[0], (len(features), 1))
         return self._cost_models[code].predict_mean(features)
 
-    def _believed(self, part: Configuration, low: Array, span: Array) -> Array:
+    def _believed(self, part: Configuration) -> Array:
+        """What a part that is under way will probably give, as `_points_of`."""
         features = self._encoding.encode([part])
         loss = self._loss_model.predict_mean(features)[0, 0]
         points = self._predicted_points([part], features)
-        return (np.column_stack((np.full(len(points.costs), loss), points.costs)) - low) / span
+        return np.column_stack((np.full(len(points.costs), loss), points.costs))
 
     @staticmethod
     def _screen(
