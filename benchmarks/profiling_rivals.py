@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -86,7 +87,7 @@ class Pool:
         raise FieldError("pool", f"a Sobol sequence found {len(found)} different parts, not {count}")
 
 
-class PoolSearcher:
+class PoolSearcher(ABC):
     """A `Searcher` that picks one free part after the other; subclasses say which."""
 
     source = "model"
@@ -113,9 +114,9 @@ class PoolSearcher:
             self.measured[number] = True
             self.learn(number, observation)
 
+    @abstractmethod
     def choose(self, free: Mask) -> int:
         """A free part's number."""
-        raise NotImplementedError
 
     def learn(self, number: int, observation: Observation) -> None:
         """What a measurement teaches."""
