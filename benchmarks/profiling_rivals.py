@@ -119,7 +119,8 @@ class PoolSearcher(ABC):
         """A free part's number."""
 
     def learn(self, number: int, observation: Observation) -> None:
-        """What a measurement teaches."""
+        """What a measurement teaches: nothing, unless a subclass says otherwise."""
+        del number, observation
 
 
 class RandomSearcher(PoolSearcher):
