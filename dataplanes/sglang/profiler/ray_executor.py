@@ -127,6 +127,7 @@ class BenchSettings:
     frame_bytes: int
     artefacts_dir: Path | None
     timing: TimingPlan
+    space_file: Path | None = None
 
     def bench(self) -> ModelBench:
         """Raises: ModelFolderError."""
@@ -136,6 +137,7 @@ class BenchSettings:
             page_tokens=self.page_tokens,
             frame_bytes=self.frame_bytes,
             artefacts_dir=self.artefacts_dir,
+            space_file=self.space_file,
         )
 
 
