@@ -48,12 +48,14 @@ class SearchRequest:
     """Everything that a search needs to know.
 
     Args:
+        study_id: whose trials are chosen; what the process keeps is kept apart by it.
         space_json: the space, restricted already.
         count: how many proposals at most.
         segments, max_segments: the first fidelity of a part, and how far it may be refined.
         pending: what is being measured now.
     """
 
+    study_id: str
     space_json: str
     seed: int
     count: int
@@ -67,6 +69,7 @@ class SearchRequest:
         return json.dumps(
             {
                 "id": number,
+                "study": self.study_id,
                 "space": self.space_json,
                 "seed": self.seed,
                 "count": self.count,

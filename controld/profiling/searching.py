@@ -92,6 +92,7 @@ class TrialChooser:
         """At most `count` new trials, numbered after those that there are. Never raises for what the search does."""
         pending = tuple(dict.fromkeys(trial.task.lossy for trial in study.open_trials))
         request = SearchRequest(
+            study_id=study.study_id,
             space_json=study.space_json,
             seed=study.request.seed,
             count=count,

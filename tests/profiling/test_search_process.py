@@ -51,6 +51,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
 
 def request(space: Any, **changes: Any) -> SearchRequest:
     values: dict[str, Any] = {
+        "study_id": "s",
         "space_json": space.to_json(),
         "seed": 0,
         "count": 2,
