@@ -382,8 +382,8 @@ class StudyService:
             study = replace(study, space_json=space.to_json(), hardware=profiler.hardware)
         else:
             study = study.with_trials(_grid_trials(study, profiler))
-        await self._store.studies.create(study.to_record())
-        await self._store.studies.add_trials([trial.to_record() for trial in study.trials.values()])
+        # One step: a grid without its trials would look like one that has ended.
+        await self._store.studies.create(study.to_record(), [trial.to_record() for trial in study.trials.values()])
         self._replace(study)
         await self._audit(AuditEvent.STUDY_STARTED, study)
         self._wake_up()

@@ -163,8 +163,13 @@ class PolicyGenerations(Protocol):
 class Studies(Protocol):
     """Runs of the profiling engine and their trials."""
 
-    async def create(self, study: StudyRecord) -> None:
-        """Raises: ConflictError: the id is taken."""
+    async def create(self, study: StudyRecord, trials: Sequence[TrialRecord] = ()) -> None:
+        """A study with the trials that it begins with, all or nothing.
+
+        Raises:
+            ConflictError: an id is taken.
+            NotFoundError: a trial is of another study that there is not.
+        """
         ...
 
     async def get(self, study_id: str) -> StudyRecord:

@@ -32,10 +32,10 @@ async def profiles_of(bench: Any) -> list[Profile]:
 
 
 @contextmanager
-def failing_updates(bench: Any, table: str) -> Iterator[None]:
-    """The store's database refuses to change rows of a table meanwhile."""
+def failing_updates(bench: Any, table: str, of: str = "UPDATE") -> Iterator[None]:
+    """The store's database refuses to change rows of a table meanwhile, or to add some (`INSERT`)."""
     with closing(sqlite3.connect(bench.directory / "controld.db", isolation_level=None)) as connection:
-        connection.execute(f"CREATE TRIGGER refused BEFORE UPDATE ON {table} BEGIN SELECT RAISE(ABORT, 'no'); END")
+        connection.execute(f"CREATE TRIGGER refused BEFORE {of} ON {table} BEGIN SELECT RAISE(ABORT, 'no'); END")
         yield
         connection.execute("DROP TRIGGER refused")
 
@@ -337,6 +337,16 @@ async def test_a_result_stays_kept_where_only_the_end_of_the_study_is_not(bench:
     await bench.service.dispatch()
     assert (await bench.service.get(study_id))["state"] == "finished"
     assert bench.fleet.requests == []
+
+
+async def test_a_study_whose_trials_are_not_kept_is_not_there_after_a_restart(bench: Any) -> None:
+    with failing_updates(bench, "trials", of="INSERT"), pytest.raises(StoreError):
+        await bench.service.begin(REQUEST)
+    assert await bench.service.list() == []
+    bench.service = bench.make_service()
+    await bench.service.start()
+    await bench.service.stop()
+    assert await bench.service.list() == []
 
 
 async def test_a_lost_trial_whose_failure_is_not_kept_is_given_up_by_the_next_review(bench: Any) -> None:

@@ -305,6 +305,22 @@ async def test_states_of_studies_and_trials_are_swapped(store: Store) -> None:
     assert [s.study_id for s in await store.studies.list()] == ["s"]
 
 
+async def test_a_study_is_created_with_its_trials_or_not_at_all(store: Store) -> None:
+    def trial(trial_id: str, study_id: str = "s") -> TrialRecord:
+        return TrialRecord(
+            study_id=study_id, trial_id=trial_id, state="waiting", spec="{}", result="", updated_unix_s=1.0
+        )
+
+    study = StudyRecord(study_id="s", kind="grid", state="running", spec="{}", created_unix_s=1.0)
+    for wrong, error in (([trial("t1"), trial("t1")], ConflictError), ([trial("t1", "no")], NotFoundError)):
+        with pytest.raises(error):
+            await store.studies.create(study, wrong)
+        assert await store.studies.list() == ()
+        assert await store.studies.trials("s") == ()
+    await store.studies.create(study, [trial("t2"), trial("t1")])
+    assert [t.trial_id for t in await store.studies.trials("s")] == ["t2", "t1"]
+
+
 async def test_what_does_not_exist_is_said_so(store: Store) -> None:
     trial = TrialRecord(study_id="no", trial_id="t", state="", spec="", result="", updated_unix_s=0.0)
     for attempt in (

@@ -98,7 +98,7 @@ class SqliteStudies:
         self._access = access
         self._clock = clock
 
-    async def create(self, study: StudyRecord) -> None:
+    async def create(self, study: StudyRecord, trials: Sequence[TrialRecord] = ()) -> None:
         def job(connection: sqlite3.Connection) -> None:
             state = _study_state(connection, study.study_id)
             if state is not None:
@@ -107,6 +107,7 @@ class SqliteStudies:
                 "INSERT INTO studies (study_id, kind, state, spec, created_unix_s) VALUES (?, ?, ?, ?, ?)",
                 (study.study_id, study.kind, study.state, study.spec, study.created_unix_s),
             )
+            _insert_trials(connection, trials)
 
         await self._access.write(job)
 
@@ -133,26 +134,7 @@ class SqliteStudies:
         await self._access.write(job)
 
     async def add_trials(self, trials: Sequence[TrialRecord]) -> None:
-        def job(connection: sqlite3.Connection) -> None:
-            for trial in trials:
-                if _study_state(connection, trial.study_id) is None:
-                    raise NotFoundError(f"study {trial.study_id}")
-                state = _trial_state(connection, trial.study_id, trial.trial_id)
-                if state is not None:
-                    raise ConflictError(f"trial {trial.study_id}/{trial.trial_id}", expected="none", actual=state)
-                connection.execute(
-                    f"INSERT INTO trials ({_TRIAL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
-                    (
-                        trial.study_id,
-                        trial.trial_id,
-                        trial.state,
-                        trial.spec,
-                        trial.result,
-                        trial.updated_unix_s,
-                    ),
-                )
-
-        await self._access.write(job)
+        await self._access.write(lambda connection: _insert_trials(connection, trials))
 
     async def transition_trial(
         self, study_id: str, trial_id: str, *, expected: str, state: str, result: str = ""
@@ -200,6 +182,19 @@ def _trial_state(connection: sqlite3.Connection, study_id: str, trial_id: str) -
         "SELECT state FROM trials WHERE study_id = ? AND trial_id = ?", (study_id, trial_id)
     ).fetchone()
     return row[0] if row else None
+
+
+def _insert_trials(connection: sqlite3.Connection, trials: Sequence[TrialRecord]) -> None:
+    for trial in trials:
+        if _study_state(connection, trial.study_id) is None:
+            raise NotFoundError(f"study {trial.study_id}")
+        state = _trial_state(connection, trial.study_id, trial.trial_id)
+        if state is not None:
+            raise ConflictError(f"trial {trial.study_id}/{trial.trial_id}", expected="none", actual=state)
+        connection.execute(
+            f"INSERT INTO trials ({_TRIAL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
+            (trial.study_id, trial.trial_id, trial.state, trial.spec, trial.result, trial.updated_unix_s),
+        )
 
 
 def _expect(what: str, expected: str, actual: str | None) -> None:
