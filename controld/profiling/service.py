@@ -277,13 +277,7 @@ class StudyService:
         self._replace(study.with_trial(tried))
 
     async def _store_end(self, trial: Trial) -> None:
-        await self._store.studies.transition_trial(
-            trial.task.study_id,
-            trial.trial_id,
-            expected=TrialState.PENDING.value,
-            state=trial.state.value,
-            result=trial.result_json(),
-        )
+        await self._store.studies.transition_trial(trial.task.study_id, trial.end_record())
 
     async def _settle(self) -> None:
         """Close the studies to which nothing more will come."""
@@ -440,26 +434,23 @@ class StudyService:
 
         Raises:
             StudyNotFoundError: there is none.
-            StoreError: not all of it could be kept; a study that was cancelled before that stays cancelled.
+            StoreError: it could not be kept; the study goes on.
         """
         async with self._lock:
             study = self._find(study_id)
             if study.state.is_open:
+                ended = [self._cancelled(trial) for trial in study.open_trials]
                 await self._store.studies.transition(
-                    study_id, expected=study.state.value, state=StudyState.CANCELLED.value
+                    study_id,
+                    expected=study.state.value,
+                    state=StudyState.CANCELLED.value,
+                    trials=[trial.end_record() for trial in ended],
                 )
-                study = study.with_state(StudyState.CANCELLED)
-                try:
-                    for trial in study.open_trials:
-                        ended = self._cancelled(trial)
-                        await self._store_end(ended)
-                        study = study.with_trial(ended)
-                finally:
-                    # The store has the study as cancelled, whatever became of its trials.
-                    self._replace(study)
-                    for assignment in self._assignments.values():
-                        if assignment.study_id == study_id:
-                            self._cancel_at_worker(assignment)
+                study = study.with_trials(ended).with_state(StudyState.CANCELLED)
+                self._replace(study)
+                for assignment in self._assignments.values():
+                    if assignment.study_id == study_id:
+                        self._cancel_at_worker(assignment)
                 await self._audit(AuditEvent.STUDY_ENDED, study)
         return await self.get(study_id)
 

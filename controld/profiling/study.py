@@ -13,7 +13,7 @@ from controld.contract.errors import FieldError
 from controld.contract.trial import TrialOutcome, TrialTask
 from controld.profiling.outcome_json import outcome_from_document, outcome_to_document
 from controld.profiling.request import Method, StudyRequest
-from controld.store.records import StudyRecord, TrialRecord
+from controld.store.records import StudyRecord, TrialChange, TrialRecord
 
 _DEADLINE_S = 1800.0
 
@@ -113,7 +113,7 @@ class Trial:
             trial_id=self.trial_id,
             state=state.value,
             spec=json.dumps(self._spec()),
-            result=self.result_json() if state.is_final else "",
+            result=self._result() if state.is_final else "",
             updated_unix_s=self.finished_unix_s,
         )
 
@@ -129,8 +129,16 @@ class Trial:
             "search_s": self.search_s,
         }
 
-    def result_json(self) -> str:
-        """The end of the trial, as stored."""
+    def end_record(self) -> TrialChange:
+        """The end of the trial, as stored in the place of the open one."""
+        return TrialChange(
+            trial_id=self.trial_id,
+            expected=TrialState.PENDING.value,
+            state=self.state.value,
+            result=self._result(),
+        )
+
+    def _result(self) -> str:
         outcome = outcome_to_document(self.outcome) if self.outcome else None
         return json.dumps({"hardware": self.hardware, "outcome": outcome}, allow_nan=False)
 

@@ -23,6 +23,7 @@ from controld.store.records import (
     ProfileKey,
     ProfileRecord,
     StudyRecord,
+    TrialChange,
     TrialRecord,
     VersionRecord,
 )
@@ -180,17 +181,20 @@ class Studies(Protocol):
         """The newest first."""
         ...
 
-    async def transition(self, study_id: str, *, expected: str, state: str) -> None:
-        """Raises: NotFoundError; ConflictError: the state is not the expected one."""
+    async def transition(self, study_id: str, *, expected: str, state: str, trials: Sequence[TrialChange] = ()) -> None:
+        """A study's step to another state, and with it those of its trials, all or nothing.
+
+        Raises:
+            NotFoundError: there is no such study or trial.
+            ConflictError: a state is not the expected one.
+        """
         ...
 
     async def add_trials(self, trials: Sequence[TrialRecord]) -> None:
         """All or nothing. Raises: ConflictError: an id is taken; NotFoundError: no such study."""
         ...
 
-    async def transition_trial(
-        self, study_id: str, trial_id: str, *, expected: str, state: str, result: str = ""
-    ) -> None:
+    async def transition_trial(self, study_id: str, change: TrialChange) -> None:
         """Raises: NotFoundError; ConflictError: the state is not the expected one."""
         ...
 

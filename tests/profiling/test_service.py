@@ -367,12 +367,21 @@ async def test_a_lost_trial_whose_failure_is_not_kept_is_given_up_by_the_next_re
     assert (await bench.service.get(study_id))["trials"][0]["state"] == "failed"
 
 
-async def test_a_study_is_cancelled_though_the_ends_of_its_trials_are_not_kept(bench: Any) -> None:
+async def test_a_study_is_cancelled_with_all_its_trials_or_goes_on(bench: Any) -> None:
     study_id = (await bench.service.begin(REQUEST))["id"]
     await bench.service.dispatch()
     with failing_updates(bench, "trials"), pytest.raises(StoreError):
         await bench.service.cancel(study_id)
-    assert (await bench.service.get(study_id))["state"] == "cancelled"
+    assert (await bench.service.get(study_id))["state"] == "running"
+    assert bench.fleet.cancelled == []
+    bench.service = bench.make_service()  # kill -9
+    await bench.service.start()
+    await bench.service.stop()
+    study = await bench.service.get(study_id)
+    assert (study["state"], study["trials_by_state"]) == ("running", {"pending": study["trials_total"]})
+    await bench.service.dispatch()
+    study = await bench.service.cancel(study_id)
+    assert (study["state"], study["trials_by_state"]) == ("cancelled", {"cancelled": study["trials_total"]})
     assert bench.fleet.cancelled == [("w0", study_id, "000")]
     bench.fleet.requests.clear()
     await bench.service.dispatch()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from controld.contract.clock import Clock
 from controld.store.errors import ConflictError, GoneError, NotFoundError
-from controld.store.records import AuditEvent, AuditRecord, StudyRecord, TrialRecord, VersionRecord
+from controld.store.records import AuditEvent, AuditRecord, StudyRecord, TrialChange, TrialRecord, VersionRecord
 from controld.store.sqlite.access import Access
 
 _VERSION_COLUMNS = "number, kind, deployment, policy_generation, created_unix_s, tables_zlib, explanations_zlib"
@@ -125,31 +125,24 @@ class SqliteStudies:
         )
         return tuple(_study(row) for row in rows)
 
-    async def transition(self, study_id: str, *, expected: str, state: str) -> None:
+    async def transition(self, study_id: str, *, expected: str, state: str, trials: Sequence[TrialChange] = ()) -> None:
+        now_unix_s = self._clock.unix_s()
+
         def job(connection: sqlite3.Connection) -> None:
             actual = _study_state(connection, study_id)
             _expect(f"study {study_id}", expected, actual)
             connection.execute("UPDATE studies SET state = ? WHERE study_id = ?", (state, study_id))
+            for change in trials:
+                _change_trial(connection, study_id, change, now_unix_s)
 
         await self._access.write(job)
 
     async def add_trials(self, trials: Sequence[TrialRecord]) -> None:
         await self._access.write(lambda connection: _insert_trials(connection, trials))
 
-    async def transition_trial(
-        self, study_id: str, trial_id: str, *, expected: str, state: str, result: str = ""
-    ) -> None:
+    async def transition_trial(self, study_id: str, change: TrialChange) -> None:
         now_unix_s = self._clock.unix_s()
-
-        def job(connection: sqlite3.Connection) -> None:
-            actual = _trial_state(connection, study_id, trial_id)
-            _expect(f"trial {study_id}/{trial_id}", expected, actual)
-            connection.execute(
-                "UPDATE trials SET state = ?, result = ?, updated_unix_s = ? WHERE study_id = ? AND trial_id = ?",
-                (state, result, now_unix_s, study_id, trial_id),
-            )
-
-        await self._access.write(job)
+        await self._access.write(lambda connection: _change_trial(connection, study_id, change, now_unix_s))
 
     async def trials(self, study_id: str) -> tuple[TrialRecord, ...]:
         rows = await self._access.read(
@@ -195,6 +188,15 @@ def _insert_trials(connection: sqlite3.Connection, trials: Sequence[TrialRecord]
             f"INSERT INTO trials ({_TRIAL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
             (trial.study_id, trial.trial_id, trial.state, trial.spec, trial.result, trial.updated_unix_s),
         )
+
+
+def _change_trial(connection: sqlite3.Connection, study_id: str, change: TrialChange, now_unix_s: float) -> None:
+    actual = _trial_state(connection, study_id, change.trial_id)
+    _expect(f"trial {study_id}/{change.trial_id}", change.expected, actual)
+    connection.execute(
+        "UPDATE trials SET state = ?, result = ?, updated_unix_s = ? WHERE study_id = ? AND trial_id = ?",
+        (change.state, change.result, now_unix_s, study_id, change.trial_id),
+    )
 
 
 def _expect(what: str, expected: str, actual: str | None) -> None:
