@@ -162,7 +162,7 @@ class StudyService:
         for assignment, reason in plan.given_up:
             _log.warning("trial %s of %s came to nothing: %s", assignment.trial_id, assignment.study_id, reason)
             self._cancel_at_worker(assignment)
-            await self._give_up(assignment.key, reason)
+            await self._give_up(assignment.key, reason, assignment.worked_s(self._clock.monotonic_s()))
             # Not before: where the store fails, the next review finds the assignment and gives it up again.
             del self._assignments[assignment.key]
         self._assignments = {assignment.key: assignment for assignment in plan.kept}
@@ -234,9 +234,9 @@ class StudyService:
         key = (study.study_id, trial.trial_id)
         if outcome.status is TrialStatus.FAILED:
             _log.warning("trial %s of %s failed: %s", *reversed(key), outcome.detail)
-            await self._give_up(key, outcome.detail)
+            await self._give_up(key, outcome.detail, outcome.seconds)
         elif outcome.status is TrialStatus.CANCELLED and study.state.is_open:
-            await self._give_up(key, "the worker gave it up")
+            await self._give_up(key, "the worker gave it up", outcome.seconds)
         else:
             await self._end_trial(study, trial, outcome, hardware)
 
@@ -265,12 +265,12 @@ class StudyService:
         if profiles:
             self._on_profiles()
 
-    async def _give_up(self, key: TrialKey, reason: str) -> None:
+    async def _give_up(self, key: TrialKey, reason: str, spent_s: float) -> None:
         study = self._studies[key[0]]
         trial = study.trials[key[1]]
         if trial.state.is_final:
             return
-        tried = after_giving_up(trial, reason)
+        tried = after_giving_up(trial, reason, spent_s)
         if tried.state.is_final:
             tried = replace(tried, finished_unix_s=self._clock.unix_s())
             await self._store_end(tried)

@@ -74,6 +74,7 @@ class Trial:
         hardware: of the worker that measured it; empty until then.
         agent_id: who is at it; empty unless it is running.
         attempts: how often it was begun and came to nothing, in this process.
+        lost_s: seconds of workers that those attempts took; kept once the trial has ended.
         outcome: the result, or the latest progress, or None.
         finished_unix_s: when it ended; 0 before.
         source: who chose it.
@@ -84,6 +85,7 @@ class Trial:
     state: TrialState = TrialState.PENDING
     agent_id: str = ""
     attempts: int = 0
+    lost_s: float = 0.0
     outcome: TrialOutcome | None = None
     hardware: str = ""
     finished_unix_s: float = 0.0
@@ -104,6 +106,11 @@ class Trial:
     def segments_done(self) -> int:
         """How many there are."""
         return len(self.outcome.losses) if self.outcome else 0
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of workers so far, those of attempts that came to nothing included."""
+        return self.lost_s + (self.outcome.seconds if self.outcome else 0.0)
 
     def to_record(self) -> TrialRecord:
         """As stored: a running trial is pending."""
@@ -140,7 +147,7 @@ class Trial:
 
     def _result(self) -> str:
         outcome = outcome_to_document(self.outcome) if self.outcome else None
-        return json.dumps({"hardware": self.hardware, "outcome": outcome}, allow_nan=False)
+        return json.dumps({"hardware": self.hardware, "outcome": outcome, "lost_s": self.lost_s}, allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,6 +286,7 @@ def _trial_from_record(study: Study, record: TrialRecord) -> Trial:
         state=state,
         outcome=outcome_from_document(outcome) if outcome else None,
         hardware=result.get("hardware", ""),
+        lost_s=result.get("lost_s", 0.0),
         finished_unix_s=record.updated_unix_s if state.is_final else 0.0,
         source=TrialSource(spec.get("source", TrialSource.GRID)),
         search_s=spec.get("search_s", 0.0),

@@ -148,6 +148,7 @@ def _trial_view(trial: Trial) -> Json:
         "loss_se_nats": worst.get("loss_se_nats"),
         "lengths": lengths,
         "seconds": outcome.seconds if outcome else 0.0,
+        "lost_seconds": trial.lost_s,
         "detail": outcome.detail if outcome else "",
         "corpus": outcome.corpus if outcome else "",
     }

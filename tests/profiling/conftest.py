@@ -150,6 +150,7 @@ def outcome_of(
     segments: int | None = None,
     corpus: str = "texts#1",
     detail: str = "",
+    seconds: float | None = None,
 ) -> TrialOutcome:
     """What a worker would say of a task."""
     count = task.segments_per_length if segments is None else segments
@@ -180,7 +181,7 @@ def outcome_of(
             for code in task.coders
             for tokens, segment in places
         ),
-        seconds=2.0 if measured else 0.0,
+        seconds=seconds if seconds is not None else 2.0 if measured else 0.0,
         corpus=corpus if measured else "",
     )
 

@@ -9,6 +9,7 @@ import pytest
 
 from controld.contract.errors import FieldError
 from controld.contract.trial import TrialStatus
+from controld.profiling.dispatch import ABSENCE_S
 from controld.profiling.errors import StudyRefusedError
 from controld.profiling.progress import FAILED_IN_A_ROW, LEVEL_TRIALS
 from controld.profiling.search.observation import Proposal
@@ -51,6 +52,51 @@ async def test_a_budget_of_seconds_is_of_measuring(bench: Any) -> None:
     assert await bench.answer_all() == 5
     study = await bench.service.get(study_id)
     assert (study["state"], study["stop_reason"]) == ("finished", "budget")
+
+
+async def test_attempts_that_fail_spend_a_budget_of_seconds(bench: Any) -> None:
+    study_id = await begun(bench, budget="7s")
+    await bench.answer_all(status=TrialStatus.FAILED, detail="boom", seconds=2.0)
+    study = await bench.service.get(study_id)
+    assert (study["state"], study["stop_reason"]) == ("failed", "budget")
+    # The trial that had begun and the one that waited are tried to their end.
+    assert study["trials_by_state"] == {"failed": 3}
+    assert study["seconds"]["measuring"] == pytest.approx(18.0)
+    bench.service = bench.make_service()
+    await bench.service.start()
+    await bench.service.stop()
+    study = await bench.service.get(study_id)
+    assert study["seconds"]["measuring"] == pytest.approx(18.0)
+    assert [trial["lost_seconds"] for trial in study["trials"]] == [pytest.approx(6.0)] * 3
+
+
+async def test_workers_that_die_spend_a_budget_of_seconds(bench: Any) -> None:
+    study_id = await begun(bench, budget="25s")
+    for life in range(3):
+        await bench.review()
+        bench.clock.advance(9.0)
+        bench.fleet.connected = [bench.session(instance_id=f"life{life}")]
+        await bench.review()
+    study = await bench.service.get(study_id)
+    assert study["seconds"]["measuring"] == pytest.approx(27.0)
+    assert study["trials_total"] == 2
+    del bench.fleet.requests[:-1]
+    assert await bench.answer_all() == 2, "no third trial is begun"
+    assert (await bench.service.get(study_id))["stop_reason"] == "budget"
+
+
+async def test_a_worker_that_is_gone_spends_nothing_from_then_on(bench: Any) -> None:
+    study_id = await begun(bench, budget="1min")
+    await bench.review()
+    bench.clock.advance(5.0)
+    bench.fleet.connected = []
+    await bench.review()
+    bench.clock.advance(ABSENCE_S + 1)
+    await bench.review()
+    study = await bench.service.get(study_id)
+    assert study["trials"][0]["attempts"] == 1
+    assert study["seconds"]["measuring"] == pytest.approx(5.0)
+    assert study["seconds"]["waiting"] == pytest.approx(ABSENCE_S + 1)
 
 
 async def test_each_worker_has_a_trial_and_one_ahead(bench: Any) -> None:
