@@ -93,7 +93,6 @@ class StudyService:
         self._chooser = TrialChooser(search if search is not None else SearchProcess(clock))
         self._studies: dict[str, Study] = {}
         self._progress: dict[str, StudyProgress] = {}
-        self._search_details: dict[str, str] = {}
         self._exhausted_at: dict[str, tuple[int, int]] = {}
         self._assignments: dict[TrialKey, Assignment] = {}
         self._changed = asyncio.Event()
@@ -320,11 +319,13 @@ class StudyService:
             now = self._studies[study_id]
             if now.state is not StudyState.RUNNING:
                 return False
-            self._search_details[study_id] = batch.detail
+            noted = now.with_search_note(batch.detail)
             if batch.trials:
                 await self._store.studies.add_trials([trial.to_record() for trial in batch.trials])
-                self._replace(now.with_trials(batch.trials))
+                self._replace(noted.with_trials(batch.trials))
             else:
+                if noted is not now:
+                    self._replace(noted)
                 # Trials under way may open something up (a part that is worth more segments): asked again after them.
                 self._exhausted_at[study_id] = _marks(study)
                 await self._settle()
@@ -391,9 +392,7 @@ class StudyService:
     async def get(self, study_id: str) -> Json:
         """One study with its trials. Raises: StudyNotFoundError."""
         study = self._find(study_id)
-        return study_view(
-            study, await self._followed(study), self._clock.unix_s(), self._search_details.get(study_id, "")
-        )
+        return study_view(study, await self._followed(study), self._clock.unix_s())
 
     async def compare(self, study_ids: Sequence[str]) -> tuple[Json, ...]:
         """The hypervolume by trial of some studies, side by side. Raises: StudyNotFoundError."""
@@ -482,7 +481,7 @@ class StudyService:
             if study.revision != shown:
                 shown = study.revision
                 progress = await self._followed(study)
-                yield study_event(study, progress, self._clock.unix_s(), self._search_details.get(study_id, ""))
+                yield study_event(study, progress, self._clock.unix_s())
             if not study.state.is_open:
                 return
             if self._studies[study_id].revision == shown:

@@ -158,6 +158,7 @@ class Study:
         model_name, model_fingerprint: the one model that all trials are about.
         space_json: what a search searches; empty for a grid.
         hardware: only workers on this, so that a search compares times of one machine; empty for a grid.
+        search_note: what went otherwise than usual when trials were chosen last, in this process.
         revision: rises with every change in this process.
     """
 
@@ -170,6 +171,7 @@ class Study:
     trials: Mapping[str, Trial]
     space_json: str = ""
     hardware: str = ""
+    search_note: str = ""
     revision: int = 0
 
     def with_trial(self, trial: Trial) -> Study:
@@ -184,6 +186,12 @@ class Study:
     def with_state(self, state: StudyState) -> Study:
         """The study in another state."""
         return replace(self, state=state, revision=self.revision + 1)
+
+    def with_search_note(self, note: str) -> Study:
+        """The study with another note; itself where the note is the same."""
+        if note == self.search_note:
+            return self
+        return replace(self, search_note=note, revision=self.revision + 1)
 
     @property
     def is_search(self) -> bool:

@@ -120,6 +120,7 @@ class HandSearch:
         self.next: list[Proposal] = []
         self.error: SearchProcessError | None = None
         self.parts_left: int | None = None
+        self.detail = ""
         self.stopped = False
 
     async def propose(self, request: SearchRequest) -> SearchAnswer:
@@ -136,6 +137,7 @@ class HandSearch:
         return SearchAnswer(
             proposals=tuple(Proposal(lossy=part, segments=request.segments, source="model") for part in chosen),
             seconds=0.5,
+            detail=self.detail,
         )
 
     async def stop(self) -> None:

@@ -348,6 +348,25 @@ async def test_events_of_a_long_search_stay_small_and_end_with_it(bench: Any) ->
     assert len(seen[-1]["hypervolume_by_trial"]) == 40
 
 
+async def test_watchers_are_told_of_a_change_of_the_detail_alone(bench: Any) -> None:
+    bench.fleet.connected.append(bench.session("w1"))
+    bench.search.parts_left = 2
+    study_id = await begun(bench, budget=40)
+    await bench.review()
+    agent, task = bench.fleet.requests[0]
+    await bench.service.on_trial_result(bench.session(agent), bench.outcome_of(task))
+    states = bench.service.events(study_id)
+    before = await anext(states)
+    assert (before["detail"], before["trials_by_state"]) == ("", {"measured": 1, "running": 1})
+    waiting = asyncio.ensure_future(anext(states))
+    await asyncio.sleep(0.01)
+    bench.search.detail = "no model: boom"
+    await bench.service.search()
+    async with asyncio.timeout(5):
+        after = await waiting
+    assert (after["detail"], after["trials_by_state"]) == ("no model: boom", before["trials_by_state"])
+
+
 async def test_studies_are_compared_by_their_curves(bench: Any) -> None:
     first = await begun(bench, budget=3)
     await bench.answer_all(loss_nats=0.1)
