@@ -97,9 +97,9 @@ class StudyService:
         self._assignments: dict[TrialKey, Assignment] = {}
         self._changed = asyncio.Event()
         self._wake = asyncio.Event()
-        self._wake_search = asyncio.Event()
         self._lock = asyncio.Lock()
-        self._loops: tuple[asyncio.Task[None], ...] = ()
+        self._dispatching: asyncio.Task[None] | None = None
+        self._searching: dict[str, tuple[asyncio.Task[None], asyncio.Event]] = {}
 
     # ------------------------------------------------------------------------------------------ life
 
@@ -116,22 +116,37 @@ class StudyService:
                 _log.error("study %s left alone: %s", record.study_id, error)
                 continue
             self._studies[study.study_id] = study
-        loop = asyncio.get_running_loop()
-        self._loops = (
-            loop.create_task(self._run(self.dispatch, self._wake), name="studies"),
-            loop.create_task(self._run(self.search, self._wake_search), name="study-search"),
-        )
+        self._dispatching = asyncio.create_task(self._run(self.dispatch, self._wake), name="studies")
+        for study in self._studies.values():
+            self._begin_searching(study)
 
     async def stop(self) -> None:
         """Stop giving out work; what workers are at goes on, and is taken by the next process."""
-        for loop in self._loops:
+        loops = [task for task, _ in self._searching.values()]
+        if self._dispatching is not None:
+            loops.append(self._dispatching)
+        for loop in loops:
             loop.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
-        self._loops = ()
+        await asyncio.gather(*loops, return_exceptions=True)
+        self._dispatching = None
         await self._chooser.stop()
 
-    async def _run(self, review: Callable[[], Awaitable[None]], wake: asyncio.Event) -> None:
-        while True:
+    def _begin_searching(self, study: Study) -> None:
+        """Each search has a loop of its own: a slow answer for one study holds up no other."""
+        if self._dispatching is None or not study.is_search or not study.state.is_open:
+            return
+        study_id, wake = study.study_id, asyncio.Event()
+        task = asyncio.create_task(
+            self._run(lambda: self._search_study(study_id), wake, lambda: self._studies[study_id].state.is_open),
+            name=f"study-search-{study_id}",
+        )
+        task.add_done_callback(lambda _: self._searching.pop(study_id))
+        self._searching[study_id] = task, wake
+
+    async def _run(
+        self, review: Callable[[], Awaitable[None]], wake: asyncio.Event, goes_on: Callable[[], bool] = lambda: True
+    ) -> None:
+        while goes_on():
             try:
                 await review()
             except StoreError as error:
@@ -300,9 +315,11 @@ class StudyService:
 
     async def search(self) -> None:
         """One review: choose trials for the searches whose workers will soon have none. The slow part holds no lock."""
-        for study_id in list(self._studies):
-            while await self._choose_for(study_id):
-                pass
+        await asyncio.gather(*(self._search_study(study_id) for study_id in self._studies))
+
+    async def _search_study(self, study_id: str) -> None:
+        while await self._choose_for(study_id):
+            pass
 
     async def _choose_for(self, study_id: str) -> bool:
         """Choose trials once; whether it is worth another look at once."""
@@ -380,6 +397,7 @@ class StudyService:
         # One step: a grid without its trials would look like one that has ended.
         await self._store.studies.create(study.to_record(), [trial.to_record() for trial in study.trials.values()])
         self._replace(study)
+        self._begin_searching(study)
         await self._audit(AuditEvent.STUDY_STARTED, study)
         self._wake_up()
         return await self.get(study.study_id)
@@ -504,7 +522,8 @@ class StudyService:
 
     def _wake_up(self) -> None:
         self._wake.set()
-        self._wake_search.set()
+        for _, wake in self._searching.values():
+            wake.set()
 
     async def _audit(self, event: AuditEvent, study: Study) -> None:
         summary = study_summary(study, self._clock.unix_s())

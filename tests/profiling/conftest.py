@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -122,9 +123,13 @@ class HandSearch:
         self.parts_left: int | None = None
         self.detail = ""
         self.stopped = False
+        self.held: dict[str, asyncio.Event] = {}
+        """Studies whose answers wait."""
 
     async def propose(self, request: SearchRequest) -> SearchAnswer:
         self.requests.append(request)
+        if request.study_id in self.held:
+            await self.held[request.study_id].wait()
         if self.error is not None:
             raise self.error
         if self.next:

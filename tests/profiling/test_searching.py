@@ -283,6 +283,30 @@ async def test_a_restarted_daemon_goes_on_with_the_stored_trials(bench: Any) -> 
     assert bench.search.stopped
 
 
+async def test_a_slow_answer_for_one_study_holds_up_no_other(bench: Any) -> None:
+    bench.fleet.connected.append(bench.session("w1"))
+    slow, other = await begun(bench), await begun(bench)
+    bench.search.held[slow] = asyncio.Event()
+    bench.service = bench.make_service()
+    await bench.service.start()
+
+    async def finished(study_id: str) -> None:
+        async with asyncio.timeout(5):
+            while (await bench.service.get(study_id))["state"] != "finished":
+                while bench.fleet.requests:
+                    agent, task = bench.fleet.requests.pop(0)
+                    await bench.service.on_trial_result(bench.session(agent), bench.outcome_of(task))
+                await asyncio.sleep(0.001)
+
+    await finished(other)
+    assert (await bench.service.get(slow))["trials_total"] == 0
+    third = await begun(bench)
+    await finished(third)
+    bench.search.held[slow].set()
+    await finished(slow)
+    await bench.service.stop()
+
+
 async def test_a_restriction_narrows_what_is_searched(bench: Any) -> None:
     study_id = await begun(bench, budget=50, restrict={"quantise": ["nvfp4", "fp8_e4m3"]})
     assert await bench.answer_all() == 4
