@@ -237,6 +237,9 @@ class StrategySpace:
         """
         try:
             data = json.loads(text)
+            for name in data:
+                if name not in ("parameters", "conditions", "forbidden"):
+                    raise FieldError("capabilities.space_json", f"unknown key {name!r}", code="space.malformed")
             return cls(
                 parameters=tuple(Parameter(**{**p, "values": tuple(p["values"])}) for p in data["parameters"]),
                 conditions=tuple(

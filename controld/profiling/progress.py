@@ -63,7 +63,7 @@ class TimeSplit:
     """Where the seconds went.
 
     Args:
-        measuring_s: of all workers together.
+        measuring_s: of all workers together, attempts that came to nothing included.
         search_s: choosing what to measure; most of it while a worker measures.
         waiting_s: of the wall clock, in which no worker measured: paused, no worker, waiting for the search.
     """
@@ -163,8 +163,8 @@ def end_reason(study: Study, progress: StudyProgress) -> StopReason | None:
 
 
 def measuring_s(study: Study) -> float:
-    """Seconds of measuring, of all workers together, of ended and running trials."""
-    return sum(trial.outcome.seconds for trial in study.trials.values() if trial.outcome is not None)
+    """Seconds of measuring, of all workers together, of ended and running trials and of attempts that failed."""
+    return sum(trial.spent_s for trial in study.trials.values())
 
 
 def time_split(study: Study, now_unix_s: float) -> TimeSplit:
@@ -172,9 +172,9 @@ def time_split(study: Study, now_unix_s: float) -> TimeSplit:
     trials = study.trials.values()
     end_s = now_unix_s if study.state.is_open else max((t.finished_unix_s for t in trials), default=0.0)
     spans = [
-        (ended_s - trial.outcome.seconds, ended_s)
+        (ended_s - trial.spent_s, ended_s)
         for trial in trials
-        if trial.outcome is not None and trial.outcome.seconds
+        if trial.spent_s
         for ended_s in (trial.finished_unix_s or now_unix_s,)
     ]
     covered_s, reached_s = 0.0, study.created_unix_s

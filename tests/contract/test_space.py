@@ -81,6 +81,12 @@ def test_an_unknown_key_is_refused(part: str) -> None:
         StrategySpace.from_json(json.dumps(data))
 
 
+def test_an_unknown_key_of_the_space_itself_is_refused_by_name() -> None:
+    data = {**json.loads(SPACE.to_json()), "constraints": []}
+    with pytest.raises(FieldError, match="unknown key 'constraints'"):
+        StrategySpace.from_json(json.dumps(data))
+
+
 def test_a_boolean_is_not_an_integer() -> None:
     space = StrategySpace(parameters=(Parameter(name="depth", values=(1, 2)),))
     with pytest.raises(FieldError, match="depth"):
