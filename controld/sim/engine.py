@@ -262,7 +262,7 @@ class _Simulation:
     def _finish(self, job: _Job, now_s: float) -> None:
         arrival, choice = job.arrival, job.choice
         for start_s, end_s, size_bytes in job.spans:
-            self._decider.wire_span(start_s, end_s, size_bytes)
+            self._decider.wire_span(arrival, start_s, end_s, size_bytes)
         self._wire_share[arrival.service_class] = job.wire_bytes / arrival.raw_bytes
         self._queues[arrival.peer].charge(arrival.tenant, job.wire_bytes - job.cost_bytes)
         record = TransferRecord(

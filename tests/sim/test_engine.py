@@ -43,7 +43,7 @@ class Turns(SilentDecider):
         self.seen.append(situation)
         return Choice(self.arms[situation.index % len(self.arms)])
 
-    def wire_span(self, start_s: float, end_s: float, wire_bytes: float) -> None:
+    def wire_span(self, arrival: Arrival, start_s: float, end_s: float, wire_bytes: float) -> None:
         self.spans.append((start_s, end_s, wire_bytes))
 
 

@@ -52,7 +52,7 @@ class Decider(Protocol):
         """The arm of a transfer that begins."""
         ...
 
-    def wire_span(self, start_s: float, end_s: float, wire_bytes: float) -> None:
+    def wire_span(self, arrival: Arrival, start_s: float, end_s: float, wire_bytes: float) -> None:
         """Bytes were on the wire; called when they have been acknowledged."""
         ...
 
@@ -67,7 +67,7 @@ class SilentDecider:
     def offered(self, arrival: Arrival, now_s: float) -> None:
         """Nothing."""
 
-    def wire_span(self, start_s: float, end_s: float, wire_bytes: float) -> None:
+    def wire_span(self, arrival: Arrival, start_s: float, end_s: float, wire_bytes: float) -> None:
         """Nothing."""
 
     def finished(self, record: TransferRecord) -> None:

@@ -90,7 +90,7 @@ class KVServeController:
     def offered(self, arrival: Arrival, now_s: float) -> None:
         """It knows no load."""
 
-    def wire_span(self, start_s: float, end_s: float, wire_bytes: float) -> None:
+    def wire_span(self, arrival: Arrival, start_s: float, end_s: float, wire_bytes: float) -> None:
         """For the bandwidth."""
         self._link.wire_span(start_s, end_s, wire_bytes)
 

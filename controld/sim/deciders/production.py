@@ -41,6 +41,7 @@ class ProductionController:
         grid: of the tables; `grid_within` makes one that leaves out cells nobody visits.
         interval_s: the least time between two plans.
         effect_delay_s: until the daemon knows of an effect: the agent's pause and the commit.
+        unlearned_classes: classes whose transfers teach nothing, neither the estimators nor the learner.
         name: in tables.
     """
 
@@ -52,6 +53,7 @@ class ProductionController:
         grid: Grid | None = None,
         interval_s: float = 1.0,
         effect_delay_s: float = 0.1,
+        unlearned_classes: tuple[str, ...] = (),
         name: str = "controld",
     ) -> None:
         self._name = name
@@ -66,7 +68,9 @@ class ProductionController:
             raw_overhead=request.raw_overhead,
             sender_hardware=request.sender_hardware,
             receiver_hardware=request.receiver_hardware,
+            unlearned_classes=unlearned_classes,
         )
+        self._unlearned = frozenset(unlearned_classes)
         self._link = LinkView(request.prior_bandwidth_bytes_per_s)
         self._news: deque[tuple[float, TransferRecord]] = deque()
         self._plan_due_s = 0.0
@@ -90,11 +94,13 @@ class ProductionController:
 
     def offered(self, arrival: Arrival, now_s: float) -> None:
         """For the load."""
-        self._link.offered(now_s, arrival.raw_bytes)
+        if arrival.service_class not in self._unlearned:
+            self._link.offered(now_s, arrival.raw_bytes)
 
-    def wire_span(self, start_s: float, end_s: float, wire_bytes: float) -> None:
+    def wire_span(self, arrival: Arrival, start_s: float, end_s: float, wire_bytes: float) -> None:
         """For the bandwidth."""
-        self._link.wire_span(start_s, end_s, wire_bytes)
+        if arrival.service_class not in self._unlearned:
+            self._link.wire_span(start_s, end_s, wire_bytes)
 
     def choose(self, arrival: Arrival, situation: Situation) -> Choice:
         """Draw from the table in force."""
