@@ -1,9 +1,10 @@
-"""The plots of a replay: how long transfers took, and when, by decider; a page that needs nothing else, or a picture."""
+"""The plots of a replay: how long transfers took, and when, by decider; a page that stands alone, or a picture."""
 
 from __future__ import annotations
 
 import html
 import io
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def draw(figure: Any, runs: Sequence[Run], schedule: RateSchedule) -> None:
         colour = COLOURS[index % len(COLOURS)]
         seconds = np.array([record.total_s for record in run.records])
         top.plot(np.sort(seconds), (np.arange(count) + 1) / count, color=colour, label=run.decider)
-        medians = [np.median(seconds[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+        medians = [np.median(seconds[a:b]) for a, b in itertools.pairwise(edges)]
         middle.plot((edges[:-1] + edges[1:]) / 2, medians, color=colour, marker=".", markersize=3, label=run.decider)
     for axes in (top, middle, bottom):
         axes.grid(visible=True, which="both", alpha=0.2)
