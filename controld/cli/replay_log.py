@@ -70,7 +70,8 @@ def _profiles(path: Path | None, folder: Path) -> list[Profile]:
 def _show(folder: Path, comparison: dict[str, Any]) -> None:
     from rich.table import Table
 
-    table = Table(title=f"{folder}: predicted / observed (medians)", title_justify="left", box=None, pad_edge=False)
+    print(f"{folder}: predicted / observed, medians over requests")
+    table = Table(box=None, pad_edge=False)
     for name in ("phase", "arm"):
         table.add_column(name, no_wrap=True)
     for name in ("requests", "TTFT", "TTFT, sums", "within 15 %", "transfer", "same arm"):

@@ -54,7 +54,9 @@ class Replay:
         return [
             StaticArm(RAW),
             *(StaticArm(arm, menu, name=f"static {labels[arm]}") for arm in best_statics(self, menu)),
-            KVServeController(self.request.profiles, menu, prior_bandwidth_bytes_per_s=prior, seed=self.seed),
+            KVServeController(
+                self.request.profiles, menu, prior_bandwidth_bytes_per_s=prior, rtt_s=self.world.link.rtt_s
+            ),
             self.controller(),
             Oracle(self.world, menu),
         ]

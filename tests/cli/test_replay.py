@@ -147,7 +147,7 @@ def test_a_demonstration_s_log(tmp_path: Path, capsys: pytest.CaptureFixture[str
         {
             "kind": "request",
             "second": float(second),
-            "sample": {"phase": "medium", "arm": arm, "prompt_tokens": 100, "ttft_s": 0.7},
+            "sample": {"phase": "medium", "arm": arm, "prompt_tokens": 100, "ttft_s": 3.0},
             "effect": {"service_class": service_class, "raw_bytes": 2_304_000, "wait_s": 0.0, "total_s": 0.2,
                        "encode_s": 0.01, "decode_s": 0.01, "arm_id": "raw"},
         }

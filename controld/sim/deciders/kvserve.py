@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from controld.candidates.profile import Profile
 from controld.contract.decision import RAW
+from controld.controller.knobs.kv_transfer import KvTransfer
 from controld.sim.deciders.base import Menu, Situation
 from controld.sim.deciders.link_view import LinkView
 from controld.sim.record import Arrival, Choice, TransferRecord
@@ -62,6 +63,7 @@ class KVServeController:
     Args:
         bandwidth_bytes_per_s: what its configuration says, as in their connector; None: what our own estimator says,
             which theirs does not have.
+        rtt_s: of the link, for that estimator.
     """
 
     def __init__(
@@ -72,13 +74,14 @@ class KVServeController:
         rule: KVServeRule | None = None,
         bandwidth_bytes_per_s: float | None = None,
         prior_bandwidth_bytes_per_s: float = 0.0,
+        rtt_s: float = KvTransfer().rtt_s,
         seed: int = 0,
     ) -> None:
         self._rule = rule or KVServeRule()
         self._profiles: Mapping[str, Profile] = {profile.arm_id: profile for profile in profiles}
         self._menu = menu
         self._configured = bandwidth_bytes_per_s
-        self._link = LinkView(prior_bandwidth_bytes_per_s)
+        self._link = LinkView(prior_bandwidth_bytes_per_s, rtt_s)
         self._random = random.Random(seed)
         self._players = {arm_id: _Player() for arm_id in self._profiles}
         self._decisions = 0

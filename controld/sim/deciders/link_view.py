@@ -13,12 +13,15 @@ class LinkView:
 
     Args:
         prior_bytes_per_s: until a transfer was seen; 0: unknown.
+        overhead_s: what a write costs beside its bytes, which a data plane takes off its spans, at least half of each
+            left. It finds it out by itself (`dataplanes/sglang/pd/write_overhead`); here it is told.
     """
 
-    def __init__(self, prior_bytes_per_s: float = 0.0) -> None:
+    def __init__(self, prior_bytes_per_s: float = 0.0, overhead_s: float = 0.0) -> None:
         self._bandwidth = BandwidthEstimator()
         self._load = LoadEstimator()
         self._prior = prior_bytes_per_s
+        self._overhead_s = overhead_s
         self._seen = 0.0
         self._offered = 0.0
         self._offered_at_s = 0.0
@@ -31,6 +34,7 @@ class LinkView:
 
     def wire_span(self, start_s: float, end_s: float, wire_bytes: float) -> None:
         """Bytes were on the wire."""
+        start_s += min(self._overhead_s, (end_s - start_s) / 2)
         self._bandwidth.observe(start_s, end_s, wire_bytes)
         self._is_new = True
 

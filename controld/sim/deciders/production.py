@@ -71,7 +71,7 @@ class ProductionController:
             unlearned_classes=unlearned_classes,
         )
         self._unlearned = frozenset(unlearned_classes)
-        self._link = LinkView(request.prior_bandwidth_bytes_per_s)
+        self._link = LinkView(request.prior_bandwidth_bytes_per_s, self._knob.rtt_s)
         self._news: deque[tuple[float, TransferRecord]] = deque()
         self._plan_due_s = 0.0
         self._planned_s = -math.inf
