@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from controld.candidates.profile import Profile
     from controld.controller.goals import TableRequest
     from controld.policy.model import Policy
+    from controld.sim.link import LinkTruth
     from controld.sim.record import Arrival
     from controld.sim.replay import Replay
-    from controld.sim.world import World
+    from controld.sim.schedule import Drift
+    from controld.sim.world import Noise, World
 
 SUMMARY = "say what would have happened to a trace of requests under a policy"
 EXAMPLES = """\
@@ -193,12 +195,12 @@ def request_of(policy: Policy, profiles: Sequence[Profile]) -> TableRequest:
     return table_requests(policy, place, profiles_for(policy, place, profiles), {})[0]
 
 
-def world_of(request: TableRequest, link: Any, noise: Any) -> World:
-    """Codecs that are what their profiles say."""
+def world_of(request: TableRequest, link: LinkTruth, noise: Noise, drifts: tuple[Drift, ...] = ()) -> World:
+    """Codecs that are what their profiles say, but for the drifts."""
     from controld.sim.world import CodecTruth, World
 
     codecs = {profile.arm_id: CodecTruth.of(profile) for profile in request.profiles}
-    return World(codecs=codecs, link=link, noise=noise)
+    return World(codecs=codecs, link=link, noise=noise, drifts=drifts)
 
 
 def read_lines(path: Path) -> list[str]:

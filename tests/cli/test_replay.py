@@ -159,4 +159,4 @@ def test_a_demonstration_s_log(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert set(result["phases"]["medium"]) == {"all", "raw", "controld"}
     assert result["phases"]["medium"]["raw"]["ttft"] == pytest.approx(1.0, abs=0.05)
     assert main(["replay", "--log", str(tmp_path)]) == 0
-    assert "within 15 %: yes" in capsys.readouterr().out
+    assert "within 15 %: yes in every phase, yes for every arm" in capsys.readouterr().out
