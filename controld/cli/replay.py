@@ -192,7 +192,10 @@ def request_of(policy: Policy, profiles: Sequence[Profile]) -> TableRequest:
         sender_hardware=profiles[0].sender_hardware,
         receiver_hardware=profiles[0].receiver_hardware,
     )
-    return table_requests(policy, place, profiles_for(policy, place, profiles), {})[0]
+    limit = max(service_class.max_quality_loss_nats for service_class in policy.classes)
+    # What no class may use would only cost time.
+    usable = [profile for profile in profiles if profile.loss_upper_nats <= limit]
+    return table_requests(policy, place, profiles_for(policy, place, usable), {})[0]
 
 
 def world_of(request: TableRequest, link: LinkTruth, noise: Noise, drifts: tuple[Drift, ...] = ()) -> World:
