@@ -127,7 +127,9 @@ def test_a_bad_trace_names_file_line_and_field(files: list[str], capsys: pytest.
 def test_exported_profiles_are_used(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = packaged()
     assert all(profile["loss_samples"] > 0 and "study" in profile["provenance"] for profile in document["profiles"])
-    document["profiles"] = document["profiles"][:4]
+    usable = [profile for profile in document["profiles"] if profile["loss_upper_nats"] <= 0.02]
+    useless = [profile for profile in document["profiles"] if profile["loss_upper_nats"] > 0.02]
+    document["profiles"] = [*usable[:4], useless[0]]
     (tmp_path / "mine.json").write_text(json.dumps(document))
     assert main(["replay", *files, "--json", "--profiles", str(tmp_path / "mine.json")]) == 0
     assert answer(capsys)["replay"]["profiles"] == 4
