@@ -24,6 +24,23 @@ UNKNOWN_WEIGHT: Final = 1.0
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """Who shares a link, and whose share a service class uses.
+
+    Args:
+        weights: by tenant; none: nobody shares by weight.
+        tenant_of_class: by service class; one that is missing belongs to the tenant without a name.
+    """
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    tenant_of_class: Mapping[str, str] = field(default_factory=dict)
+
+    def tenant(self, service_class: str) -> str:
+        """Whose share a class uses; everybody's the same one where there are no weights."""
+        return self.tenant_of_class.get(service_class, "") if self.weights else ""
+
+
 @dataclass(slots=True, eq=False)
 class _Entry(Generic[T]):
     item: T
