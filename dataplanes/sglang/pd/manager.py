@@ -10,9 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from controld.contract.fair_queue import Tenancy
 from dataplanes.sglang.pd import messages
 from dataplanes.sglang.pd.edge import Guarded
 from dataplanes.sglang.pd.engine import BoundedEngine
+from dataplanes.sglang.pd.fair_order import FairOrder, OrderParts, Waiting
 from dataplanes.sglang.pd.memory import Pages
 from dataplanes.sglang.pd.messages import Capability, Endpoint
 from dataplanes.sglang.pd.plane import EngineAccess, PdPlane
@@ -32,24 +34,6 @@ MakePlane = Callable[[Any, Any, Any, bool], PdPlane]
 class _LogOnly:
     def count(self, name: str, n: int = 1) -> None:
         return
-
-
-class _ObservedQueue:
-    """A transfer queue that tells which chunk its worker takes; a chunk is over when the next one is asked for."""
-
-    def __init__(self, queue: Any, on_take: Callable[[Any], None]) -> None:
-        self._queue = queue
-        self._on_take = on_take
-
-    def put(self, item: Any) -> None:
-        self._queue.put(item)
-
-    def get(self) -> Any:
-        self._on_take(None)
-        item = self._queue.get()
-        if item is not None:
-            self._on_take(item)
-        return item
 
 
 def build_manager_class(base: type[Any], make_plane: MakePlane) -> type[Any]:
@@ -198,7 +182,33 @@ def build_manager_class(base: type[Any], make_plane: MakePlane) -> type[Any]:
             )
 
         def transfer_worker(self, queue: Any, executor: Any, staging_buffer: Any = None, worker_index: int = 0) -> None:
-            super().transfer_worker(_ObservedQueue(queue, self._on_take), executor, staging_buffer, worker_index)
+            agent = self.controld_plane.agent
+            order = FairOrder(
+                queue,
+                OrderParts(
+                    describe=self._describe_waiting,
+                    # The receiver frees SGLang's own staging (unequal tensor parallelism) in the order of its asking.
+                    tenancy=Tenancy if getattr(self, "enable_staging", False) else agent.tenancy,
+                    wire_bytes=self._wire_bytes_of_chunk,
+                    on_take=self._on_take,
+                    counting=agent,
+                ),
+            )
+            super().transfer_worker(order, executor, staging_buffer, worker_index)
+
+        def _describe_waiting(self, chunk: Any) -> Waiting:
+            sender = self.controld_plane.sender
+            if sender is None:
+                return Waiting(room=chunk.room, service_class="", raw_bytes=0)
+            return Waiting(
+                room=chunk.room,
+                service_class=sender.class_of(chunk.room),
+                raw_bytes=sender.raw_bytes(len(chunk.prefill_kv_indices)),
+            )
+
+        def _wire_bytes_of_chunk(self) -> int:
+            sender = self.controld_plane.sender
+            return 0 if sender is None else sender.wire_bytes_of_chunk
 
         def _on_take(self, chunk: Any) -> None:
             sender = self.controld_plane.sender

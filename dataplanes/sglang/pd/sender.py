@@ -92,6 +92,7 @@ class _Offer:
 
 class _Worker(threading.local):
     chunk: QueuedChunk | None = None
+    wire_bytes: int = 0
     lane: Lane | None = None
     spans: list[WireSpan] | None = None
 
@@ -138,12 +139,28 @@ class Sender:
     def begin_chunk(self, chunk: QueuedChunk | None) -> None:
         """The worker takes a chunk; what it did before is over."""
         before, self._worker.chunk = self._worker.chunk, chunk
+        self._worker.wire_bytes = 0
         if before is not None and before.is_last:
             self._guarded(lambda: self._finish_room(before.room))
         now_s = self._parts.clock.monotonic_s()
         if now_s - self._swept_s > _SWEEP_INTERVAL_S:
             self._swept_s = now_s
             self._guarded(lambda: self._sweep(now_s))
+
+    @property
+    def wire_bytes_of_chunk(self) -> int:
+        """What this worker's chunk put on the wire so far, to all of its receivers."""
+        return self._worker.wire_bytes
+
+    def class_of(self, room: int) -> str:
+        """The service class of a request that was offered."""
+        with self._lock:
+            offer = self._offers.get(room)
+        return DEFAULT_CLASS if offer is None else offer.service_class
+
+    def raw_bytes(self, pages: int) -> int:
+        """Raw bytes of so many pages."""
+        return self._page_bytes(pages * self._page_tokens)
 
     def send(self, session: str, source: Pages, target: Pages, *, refusal: str, send_raw: SendRaw) -> int:
         """One chunk to one receiver.
@@ -315,7 +332,9 @@ class Sender:
                     "the engine's writes return before the bytes are there: raw sends tell nothing of the wire"
                 )
         # Bytes of refused frames went over the wire, too.
-        transfer.wire_bytes += sum(piece.frame_bytes for piece in outcome.undelivered if piece.write_start_s)
+        refused_bytes = sum(piece.frame_bytes for piece in outcome.undelivered if piece.write_start_s)
+        transfer.wire_bytes += refused_bytes
+        self._worker.wire_bytes += refused_bytes + sum(piece.frame_bytes for piece in outcome.delivered)
         transfer.encode_s += sum(piece.encode_s for piece in outcome.undelivered)
         if outcome.reason:
             transfer.nacked = transfer.nacked or outcome.nacked
@@ -340,6 +359,7 @@ class Sender:
             transfer.chunks += 1
             transfer.raw_bytes += size_bytes
             transfer.wire_bytes += size_bytes
+            self._worker.wire_bytes += size_bytes
             for span in spans:
                 self._observe(transfer, span, is_raw=True)
         return status
