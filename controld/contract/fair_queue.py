@@ -21,6 +21,9 @@ from controld.contract.errors import FieldError
 UNKNOWN_WEIGHT: Final = 1.0
 """Of a tenant that no weight was given for."""
 
+LEAST_SHARE: Final = 1e-3
+"""What a tenant keeps where the others are guaranteed everything: nobody is shut out."""
+
 T = TypeVar("T")
 
 
@@ -39,6 +42,29 @@ class Tenancy:
     def tenant(self, service_class: str) -> str:
         """Whose share a class uses; everybody's the same one where there are no weights."""
         return self.tenant_of_class.get(service_class, "") if self.weights else ""
+
+
+def guaranteed_shares(weights: Mapping[str, float], guaranteed: Mapping[str, float]) -> dict[str, float]:
+    """Shares of a link that sum to one, by weight, but nobody's below what it is guaranteed.
+
+    What the guarantees leave is shared by weight among those whom it gives more than their guarantee. As the weights of
+    a `FairQueue` these are what each gets while all have a backlog; what one does not use is the others', as ever.
+
+    Args:
+        weights: positive, by tenant; at least one.
+        guaranteed: parts of the link in [0, 1], by tenant; they sum to at most one. Missing: none.
+    """
+    bound: dict[str, float] = {}
+    while True:
+        free = {tenant: weight for tenant, weight in weights.items() if tenant not in bound}
+        total = sum(free.values())
+        per_weight = max(0.0, 1.0 - sum(bound.values())) / total if total else 0.0
+        short = {t: guaranteed.get(t, 0.0) for t, w in free.items() if guaranteed.get(t, 0.0) > per_weight * w}
+        if not short:
+            shares = bound | {tenant: max(LEAST_SHARE, per_weight * weight) for tenant, weight in free.items()}
+            whole = sum(shares.values())
+            return {tenant: shares[tenant] / whole for tenant in weights}
+        bound |= short
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from controld.candidates.distill import select_profiles
 from controld.candidates.profile import Profile
 from controld.contract.decision import RAW
 from controld.contract.errors import FieldError
-from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource
+from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource, TenantShare
 from controld.controller.goals import ClassGoal, Objective, TableRequest
 from controld.controller.guard import PinBoard
 from controld.controller.plan import Plan
@@ -151,7 +151,13 @@ def resources_of(plan: Plan, policy: Policy, artefacts: Mapping[str, CalibratedA
         Resource(f"table/{table.tier}/{table.link_group}", table.decision_table(version=1)) for table in plan.tables
     ]
     named = [Resource(artefact_resource_name(name), artefacts[name]) for name in sorted(artefacts)]
-    return [*named, *tables, Resource("class_rules", ClassRules(policy.rules))]
+    return [*named, *tables, Resource("class_rules", class_rules_of(policy))]
+
+
+def class_rules_of(policy: Policy) -> ClassRules:
+    """How requests find their class, and tenants share the links."""
+    shares = sorted(policy.tenant_shares.items())
+    return ClassRules(policy.rules, tuple(TenantShare(name, share) for name, share in shares))
 
 
 def artefact_resource_name(artefact_id: str) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 
 from controld.candidates.profile import Profile
 from controld.contract.clock import Clock
-from controld.contract.decision import RAW, ClassRule
+from controld.contract.decision import RAW
 from controld.contract.errors import ControldError
+from controld.contract.snapshot import ClassRules
 from controld.contract.telemetry import Telemetry
 from controld.controller.decide import decide
 from controld.controller.plan import Plan, plan_equal
@@ -24,6 +25,7 @@ from controld.planning.learning import Learned, Learning, TableKey
 from controld.planning.plane import (
     LINK_GROUP,
     artefact_of,
+    class_rules_of,
     observe_place,
     profiles_for,
     ready_profiles,
@@ -80,7 +82,7 @@ class Planner:
         self._profiles_are_stale = True
         self._offered: dict[Selector, frozenset[str]] = {}
         self._waiting_for_artefacts: dict[Selector, bool] = {}
-        self._published_rules: dict[Selector, tuple[ClassRule, ...]] = {}
+        self._published_rules: dict[Selector, ClassRules] = {}
         self._pinned: dict[Selector, frozenset[str]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -255,7 +257,7 @@ class Planner:
             decide, requests, previous=before, policy_generation=generation, now_unix_s=now_unix_s
         )
         self._metrics.plan_seconds.observe(self._clock.monotonic_s() - began_s)
-        rules_same = self._published_rules.get(selector) == policy.rules
+        rules_same = self._published_rules.get(selector) == class_rules_of(policy)
         offered = frozenset(artefacts)
         same = rules_same and self._offered.get(selector) == offered
         if same and self._fleet.desired(selector) is not None and plan_equal(before, plan):
@@ -271,7 +273,7 @@ class Planner:
         )
         self._offered[selector] = offered
         self.plans[selector] = plan
-        self._published_rules[selector] = policy.rules
+        self._published_rules[selector] = class_rules_of(policy)
         self._metrics.plans.labels("published").inc()
         self._metrics.published_version.set(version)
         return True

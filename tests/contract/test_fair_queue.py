@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controld.contract.errors import FieldError
-from controld.contract.fair_queue import FairQueue
+from controld.contract.fair_queue import LEAST_SHARE, FairQueue, guaranteed_shares
 
 TENANTS = ("acme", "bell", "cern")
 weights = st.floats(0.1, 20.0)
@@ -144,6 +144,28 @@ def test_shares_follow_the_weights_within_one_largest_item(
             bound = max(weighted(t, max(cost_of[t])) for t in (one, other))
             gap = abs(weighted(one, served[one]) - weighted(other, served[other]))
             assert gap <= bound * (1 + 1e-9) + 1e-6
+
+
+@given(st.dictionaries(st.sampled_from("abcde"), st.tuples(weights, st.floats(0.0, 1.0)), min_size=1))
+def test_guarantees_hold_and_the_rest_is_shared_by_weight(asked: dict[str, tuple[float, float]]) -> None:
+    weight = {tenant: each[0] for tenant, each in asked.items()}
+    total = max(1.0, sum(each[1] for each in asked.values()))
+    guaranteed = {tenant: each[1] / total for tenant, each in asked.items()}
+    shares = guaranteed_shares(weight, guaranteed)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert all(share > 0 for share in shares.values())
+    per_weight = max(shares[tenant] / weight[tenant] for tenant in asked)
+    for tenant, share in shares.items():
+        assert share >= guaranteed[tenant] * (1 - len(asked) * LEAST_SHARE) - 1e-9
+        # Whoever is above its guarantee has what its weight gives, as everybody else above theirs.
+        if share > guaranteed[tenant] * 1.01 + 2 * LEAST_SHARE:
+            others = [t for t in asked if shares[t] > guaranteed[t] * 1.01 + 2 * LEAST_SHARE]
+            assert share / weight[tenant] == pytest.approx(shares[others[0]] / weight[others[0]])
+    assert per_weight > 0
+
+
+def test_without_guarantees_shares_are_the_weights() -> None:
+    assert guaranteed_shares({"acme": 3.0, "bell": 1.0}, {}) == {"acme": 0.75, "bell": 0.25}
 
 
 pushes = st.lists(
