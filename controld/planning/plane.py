@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from controld.candidates.distill import select_profiles
@@ -102,13 +103,16 @@ def table_requests(
     place: Place,
     profiles: Sequence[Profile],
     learned: Mapping[tuple[str, str], tuple[Mapping[str, tuple[StageCorrection, ...]], PinBoard]],
+    offered: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> list[TableRequest]:
     """One request for each tier.
 
     Args:
         profiles: as `profiles_for` gives them.
         learned: corrections and pins by (tier, link group); what is missing was not learned yet.
+        offered: by tier, each class's part of the offered bytes; nothing where it is not known.
     """
+    weights = {tenant.name: tenant.weight for tenant in policy.tenants}
     link = policy.link(LINK_GROUP)
     requests = []
     for tier in tiers_of(policy):
@@ -117,7 +121,10 @@ def table_requests(
             TableRequest(
                 tier=tier.value,
                 link_group=LINK_GROUP,
-                goals=tuple(_goal(service_class, tier) for service_class in policy.classes),
+                goals=tuple(
+                    _goal(each, tier, weights.get(each.tenant, 1.0), offered.get(tier.value, {}).get(each.name))
+                    for each in policy.classes
+                ),
                 profiles=tuple(profiles),
                 corrections=corrections,
                 sender_hardware=place.sender_hardware,
@@ -129,12 +136,14 @@ def table_requests(
     return requests
 
 
-def _goal(service_class: ServiceClass, tier: Tier) -> ClassGoal:
+def _goal(service_class: ServiceClass, tier: Tier, tenant_weight: float, offered_share: float | None) -> ClassGoal:
     slo = service_class.slo
     return ClassGoal(
         name=service_class.name,
         workload=service_class.workload,
         tenant=service_class.tenant,
+        tenant_weight=tenant_weight,
+        offered_share=offered_share,
         objective=Objective(service_class.objective.value),
         max_quality_loss_nats=service_class.max_quality_loss_nats,
         explore_share=service_class.explore_share,

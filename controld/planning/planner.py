@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from controld.candidates.profile import Profile
 from controld.contract.clock import Clock
@@ -35,6 +35,7 @@ from controld.planning.plane import (
     tiers_of,
     unlearned_classes,
 )
+from controld.planning.sharing import offered_shares
 from controld.policy.model import Policy, PolicySet
 from controld.store.errors import StoreError
 from controld.store.interface import Store
@@ -84,6 +85,7 @@ class Planner:
         self._waiting_for_artefacts: dict[Selector, bool] = {}
         self._published_rules: dict[Selector, ClassRules] = {}
         self._pinned: dict[Selector, frozenset[str]] = {}
+        self._shares: dict[Selector, dict[str, dict[str, float]]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._checkpoint_due_s = 0.0
@@ -250,7 +252,8 @@ class Planner:
             await self._checkpoint()
         now_unix_s = self._clock.unix_s()
         await self._note_pins(selector, lessons.learned(now_unix_s))
-        requests = table_requests(policy, place, profiles, lessons.learned(now_unix_s))
+        offered = self._offered_shares(policy, sessions)
+        requests = table_requests(policy, place, profiles, lessons.learned(now_unix_s), offered)
         began_s = self._clock.monotonic_s()
         before = self.plans.get(selector)
         plan = await asyncio.to_thread(
@@ -277,6 +280,20 @@ class Planner:
         self._metrics.plans.labels("published").inc()
         self._metrics.published_version.set(version)
         return True
+
+    def _offered_shares(self, policy: Policy, sessions: Sequence[AgentSession]) -> dict[str, dict[str, float]]:
+        """By tier; what was known stays while agents have nothing to tell."""
+        known = self._shares.setdefault(selector_of(policy), {})
+        for tier in tiers_of(policy):
+            links = [
+                link
+                for session in sessions
+                if session.connected and session.telemetry is not None
+                for link in session.telemetry.links
+                if (link.tier, link.link_group) == (tier.value, LINK_GROUP)
+            ]
+            known[tier.value] = offered_shares(policy, links, known.get(tier.value, {}))
+        return known
 
     async def _note_pins(self, selector: Selector, learned: Mapping[TableKey, Learned]) -> None:
         """Write down which arms were taken out of use, and which came back."""
@@ -309,5 +326,6 @@ class Planner:
             self.alarms.pop(selector, None)
             self._published_rules.pop(selector, None)
             self._offered.pop(selector, None)
+            self._shares.pop(selector, None)
             self._waiting_for_artefacts.pop(selector, None)
         return len(gone)
