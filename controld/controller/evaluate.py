@@ -183,13 +183,7 @@ def evaluate(
         corner = _ranked(knob.predict(models, factors, context, share=share, other_work=other_work))
         never_worse &= corner <= corner[_RAW_ROW]
 
-    available = np.array([not candidate.out_reason for candidate in item.candidates])
-    if goal.only_arm is not None:
-        available &= np.array([candidate.arm_id == goal.only_arm for candidate in item.candidates])
-    available[_RAW_ROW] = True
-    uppers = np.array([candidate.loss_upper_nats for candidate in item.candidates])
-    quality_ok = uppers <= goal.max_quality_loss_nats
-    quality_ok[_RAW_ROW] = True
+    available, quality_ok = _available(item), _quality_ok(item)
     losses = np.array([candidate.loss_mean_nats for candidate in item.candidates])[:, None, None, None]
 
     tail = rank
@@ -240,6 +234,26 @@ def evaluate(
         lower_s=rank,
         explore_units=np.zeros(shape, dtype=np.uint8),
     )
+
+
+def usable_arms(item: ClassInput) -> Mask:
+    """Arms that are not out of use and within the quality limit, wherever; shape [arms]."""
+    return _available(item) & _quality_ok(item)
+
+
+def _available(item: ClassInput) -> Mask:
+    available = np.array([not candidate.out_reason for candidate in item.candidates])
+    if item.goal.only_arm is not None:
+        available &= np.array([candidate.arm_id == item.goal.only_arm for candidate in item.candidates])
+    available[_RAW_ROW] = True
+    return available
+
+
+def _quality_ok(item: ClassInput) -> Mask:
+    uppers = np.array([candidate.loss_upper_nats for candidate in item.candidates])
+    quality_ok = uppers <= item.goal.max_quality_loss_nats
+    quality_ok[_RAW_ROW] = True
+    return np.asarray(quality_ok)
 
 
 def _ranked(prediction: Prediction) -> Array:

@@ -36,6 +36,7 @@ from controld.planning.plane import (
     unlearned_classes,
 )
 from controld.planning.sharing import offered_shares
+from controld.planning.tenants import TenantLedger, TenantReport
 from controld.policy.model import Policy, PolicySet
 from controld.store.errors import StoreError
 from controld.store.interface import Store
@@ -85,6 +86,7 @@ class Planner:
         self._waiting_for_artefacts: dict[Selector, bool] = {}
         self._published_rules: dict[Selector, ClassRules] = {}
         self._pinned: dict[Selector, frozenset[str]] = {}
+        self._tenants = TenantLedger()
         self._shares: dict[Selector, dict[str, dict[str, float]]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -103,11 +105,19 @@ class Planner:
 
     async def on_effects(self, session: AgentSession, effects: tuple[EffectRecord, ...]) -> None:
         """The fleet's callback: durable effects. They are counted here and learned from the store."""
-        del session
-        classes = {c.name for policy in self._policies().policies for c in policy.classes}
+        policies = self._policies()
+        classes = {c.name for policy in policies.policies for c in policy.classes}
+        policy = policies.for_plane(session.identity.kind, session.identity.deployment)
+        plan = self.plans.get(selector_of(policy)) if policy is not None else None
         for record in effects:
             self._metrics.count_effect(record.effect, classes)
+            if policy is not None:
+                self._tenants.observe(policy, plan, record.effect, self._clock.monotonic_s())
         self.wake()
+
+    def tenants(self) -> list[TenantReport]:
+        """What each policy's tenants had, and how fairly."""
+        return self._tenants.report(self._policies().policies, self._clock.monotonic_s())
 
     async def on_session(self, session: AgentSession) -> None:
         """The fleet's callback: an agent came or went."""
