@@ -262,8 +262,8 @@ class Planner:
             await self._checkpoint()
         now_unix_s = self._clock.unix_s()
         await self._note_pins(selector, lessons.learned(now_unix_s))
-        offered = self._offered_shares(policy, sessions)
-        requests = table_requests(policy, place, profiles, lessons.learned(now_unix_s), offered)
+        shares = self._offered_shares(policy, sessions)
+        requests = table_requests(policy, place, profiles, lessons.learned(now_unix_s), shares)
         began_s = self._clock.monotonic_s()
         before = self.plans.get(selector)
         plan = await asyncio.to_thread(

@@ -184,3 +184,4 @@ def test_a_queue_of_another_make_is_taken_from_in_its_own_order(worker: Worker) 
     for chunk in chunks:
         plain.put(chunk)
     assert other.take(30) == chunks
+    assert other.counts == {"pd.queue_opaque": 1}

@@ -10,12 +10,15 @@ the oldest first.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from controld.contract.fair_queue import FairQueue, Tenancy
 from dataplanes.sglang.pd.edge import Counting, Guarded
+
+_log = logging.getLogger(__name__)
 
 _RATIO_GAIN: Final = 0.2
 _MAX_CLASSES: Final = 512
@@ -84,6 +87,9 @@ class FairOrder:
         self._fair: FairQueue[int] | None = FairQueue()
         self._served: _Served | None = None
         self._is_closing = False
+        if not hasattr(queue, "_buf"):
+            _log.warning("the transfer queue does not show what waits: chunks are sent in the order of arrival")
+            parts.counting.count("pd.queue_opaque")
 
     def put(self, item: Any) -> None:
         """SGLang's own `put`."""
