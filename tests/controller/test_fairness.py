@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from controld.candidates.profile import Profile, StageTime
 from controld.contract.decision import RAW
 from controld.contract.errors import FieldError
+from controld.contract.fair_queue import FairQueue
 from controld.controller.decide import decide
 from controld.controller.evaluate import evaluate_classes
 from controld.controller.explain import ArmVerdict, explain_cell, find_cell
@@ -169,6 +170,47 @@ def test_no_gate_is_relaxed_for_anybody(
             assert row == 0 or upper <= item.goal.max_quality_loss_nats
         assert np.take_along_axis(evaluation.never_worse, winner, axis=0).all()
         assert np.take_along_axis(evaluation.fair, winner, axis=0).all()
+
+
+def slowdowns(*, fair: bool, part_bytes: float) -> list[float]:
+    """Mean slowdowns on a link at 70 % load of a tenant with large transfers and one with small ones, Poisson both."""
+    rng, rate = np.random.default_rng(1), 10e6
+    arrivals: list[tuple[float, int, float]] = []
+    for tenant, (size_bytes, per_s) in enumerate(((100e6, 0.05), (5e6, 0.4))):
+        times_s = np.cumsum(rng.exponential(1 / per_s, size=int(2000 * per_s)))
+        arrivals += [(float(at_s), tenant, size_bytes) for at_s in times_s]
+    arrivals.sort()
+    queue: FairQueue[int] = FairQueue({"0": 1.0, "1": 1.0})
+    parts_left: dict[int, int] = {}
+    seen: list[list[float]] = [[], []]
+    now_s, number = 0.0, 0
+    while number < len(arrivals) or len(queue):
+        if not len(queue):
+            now_s = max(now_s, arrivals[number][0])
+        while number < len(arrivals) and arrivals[number][0] <= now_s:
+            _, tenant, size_bytes = arrivals[number]
+            parts_left[number] = max(1, round(size_bytes / part_bytes))
+            for _ in range(parts_left[number]):
+                cost_bytes = size_bytes / parts_left[number]
+                queue.push(number, tenant=str(tenant) if fair else "", transfer=number, cost_bytes=cost_bytes)
+            number += 1
+        transfer = queue.pop()
+        at_s, tenant, size_bytes = arrivals[transfer]
+        now_s += size_bytes / max(1, round(size_bytes / part_bytes)) / rate
+        parts_left[transfer] -= 1
+        if not parts_left[transfer]:
+            seen[tenant].append((now_s - at_s) / (size_bytes / rate))
+    return [float(np.mean(values)) for values in seen]
+
+
+def test_a_fair_queue_slows_large_and_small_tenants_down_alike() -> None:
+    in_order_of_arrival = slowdowns(fair=False, part_bytes=12e6)
+    assert jain_index(in_order_of_arrival) < 0.75
+    assert jain_index(slowdowns(fair=True, part_bytes=12e6)) > 0.95
+    # Whole transfers cannot be interrupted, so the small ones wait for the rest of a large one.
+    whole = slowdowns(fair=True, part_bytes=1e12)
+    assert whole[1] < in_order_of_arrival[1]
+    assert jain_index(whole) < 0.9
 
 
 def test_shares_are_relative_to_the_mean_and_jain_knows_its_ends() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from controld.contract.fair_queue import Tenancy
-from dataplanes.sglang.pd.fair_order import FairOrder, OrderParts, Waiting
+from dataplanes.sglang.pd.fair_order import FairOrder, OrderParts, Waiting, split_chunk
 
 TENANCY = Tenancy({"acme": 3.0, "bell": 1.0}, {"chat": "acme", "batch": "bell"})
 
@@ -42,10 +42,12 @@ class Worker:
         self.describe: Callable[[Any], Waiting] = lambda chunk: Waiting(
             room=chunk.room, service_class=chunk.name, raw_bytes=chunk.raw_bytes
         )
+        self.split: Callable[[Any], Sequence[Any]] = lambda chunk: (chunk,)
         self.order = FairOrder(
             queue,
             OrderParts(
                 describe=lambda chunk: self.describe(chunk),
+                split=lambda chunk: self.split(chunk),
                 tenancy=lambda: self.tenancy,
                 wire_bytes=lambda: self.wire_bytes,
                 on_take=self.taken.append,
@@ -119,6 +121,68 @@ def test_a_codec_that_helps_counts(queue: Any, worker: Worker) -> None:
         worker.wire_bytes = 250 if names[-1] == "chat" else 1000
     # Four coded transfers are on the wire what one raw one is.
     assert 3.5 <= names.count("chat") / names.count("batch") <= 4.5
+
+
+def test_a_large_transfer_lets_others_through_between_its_parts(queue: Any, worker: Worker) -> None:
+    def in_tens(chunk: Chunk) -> list[Chunk]:
+        return [replace(chunk, raw_bytes=chunk.raw_bytes // 10)] * 10
+
+    worker.split, worker.tenancy = in_tens, Tenancy({"acme": 1.0, "bell": 1.0}, TENANCY.tenant_of_class)
+    for chunk in (Chunk(1, "batch", 100_000), Chunk(2, "batch", 100_000), Chunk(3, "chat", 20_000)):
+        queue.put(chunk)
+    rooms = []
+    for _ in range(30):
+        taken = worker.order.get()
+        worker.wire_bytes = taken.raw_bytes
+        rooms.append(taken.room)
+    assert rooms.index(3) <= 1
+    assert len(rooms) - rooms[::-1].index(3) < 14, "it is done before the first large one is"
+    assert [room for room in rooms if room != 3] == [1] * 10 + [2] * 10
+    # Nobody shares: nothing is cut.
+    worker.tenancy = Tenancy()
+    queue.put(Chunk(1, "batch", 100_000))
+    assert worker.take(1) == [Chunk(1, "batch", 100_000)]
+
+
+@dataclass(frozen=True)
+class KvChunk:
+    """The fields of SGLang's `TransferKVChunk` that are cut."""
+
+    room: int
+    prefill_kv_indices: Sequence[int]
+    index_slice: slice
+    is_last_chunk: bool
+    prefill_aux_index: int | None
+    state_indices: list[int] | None
+    num_kv_tokens: int | None = None
+    wait_event: object | None = None
+    indices_event: object | None = None
+
+
+def test_parts_of_a_chunk_are_chunks_and_together_the_whole() -> None:
+    whole = KvChunk(7, list(range(50, 90)), slice(10, 50), True, 3, [1], num_kv_tokens=40 * 16 - 20)
+    parts = split_chunk(whole, first_token=10 * 16, page_tokens=16, part_tokens=256)
+    # Cut where the request's tokens are multiples of 256: pages 16, 32 and 48 of it.
+    assert [part.index_slice for part in parts] == [slice(10, 16), slice(16, 32), slice(32, 48), slice(48, 50)]
+    assert [page for part in parts for page in part.prefill_kv_indices] == list(whole.prefill_kv_indices)
+    assert [part.num_kv_tokens for part in parts] == [96, 256, 256, 12]
+    assert [part.is_last_chunk for part in parts] == [False, False, False, True]
+    assert [part.prefill_aux_index for part in parts] == [None, None, None, 3]
+    assert [part.state_indices for part in parts] == [None, None, None, [1]]
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        KvChunk(7, list(range(16)), slice(0, 16), True, 3, None),
+        KvChunk(7, [], slice(0, 0), True, 3, None),
+        KvChunk(7, list(range(99)), slice(0, 99), True, 3, None, wait_event=object()),
+        KvChunk(7, list(range(99)), slice(0, 99), False, None, None, indices_event=object()),
+        KvChunk(7, list(range(99)), slice(0, 99), True, 3, None, num_kv_tokens=0),
+    ],
+)
+def test_a_small_chunk_and_one_that_waits_for_the_model_stay_whole(chunk: KvChunk) -> None:
+    assert list(split_chunk(chunk, first_token=0, page_tokens=16, part_tokens=256)) == [chunk]
 
 
 def test_the_worker_ends_after_what_came_before(queue: Any, worker: Worker) -> None:

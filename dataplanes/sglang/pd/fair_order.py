@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from controld.contract.fair_queue import FairQueue, Tenancy
 from dataplanes.sglang.pd.edge import Counting, Guarded
+from dataplanes.sglang.pd.staging import cut_pages
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class OrderParts:
 
     Args:
         describe: what is known of a chunk.
+        split: a large chunk in parts, in order; asked only where tenants share, so that nobody waits for all of it.
         tenancy: who shares the link; the same object until something changes.
         wire_bytes: what the worker's last chunk put on the wire.
         on_take: told of each chunk that the worker takes, and of None when it asks for the next one.
@@ -59,6 +61,7 @@ class OrderParts:
     """
 
     describe: Callable[[Any], Waiting]
+    split: Callable[[Any], Sequence[Any]]
     tenancy: Callable[[], Tenancy]
     wire_bytes: Callable[[], int]
     on_take: Callable[[Any], None]
@@ -124,6 +127,14 @@ class FairOrder:
         if chunk is None:
             self._is_closing = True
             return
+        parts: Sequence[Any] = (chunk,)
+        with self._guarded():
+            if len(self._parts.tenancy().weights) > 1:
+                parts = self._parts.split(chunk)
+        for part in parts:
+            self._queue_one(part)
+
+    def _queue_one(self, chunk: Any) -> None:
         number = next(self._numbers)
         self._arrived[number] = chunk
         if self._fair is None:
@@ -184,3 +195,35 @@ class FairOrder:
 
     def _guarded(self) -> Guarded:
         return Guarded(self._parts.counting, "chunks are sent in the order of arrival")
+
+
+def split_chunk(chunk: Any, *, first_token: int, page_tokens: int, part_tokens: int) -> Sequence[Any]:
+    """A `TransferKVChunk` as several, which SGLang's worker sends one by one as it does those of a chunked prefill.
+
+    Args:
+        first_token: position in the request of the chunk's first token.
+        part_tokens: parts end at multiples of it, counted in the request; a multiple of `page_tokens`.
+
+    Returns:
+        The chunk itself where it is small enough, or waits for an event that only its first user may await.
+    """
+    pages, start = len(chunk.prefill_kv_indices), chunk.index_slice.start or 0
+    if chunk.wait_event is not None or chunk.indices_event is not None or pages * page_tokens <= part_tokens:
+        return (chunk,)
+    tokens = pages * page_tokens if chunk.num_kv_tokens is None else min(chunk.num_kv_tokens, pages * page_tokens)
+    cuts = cut_pages(pages, tokens, first_token=first_token, page_tokens=page_tokens, piece_tokens=part_tokens)
+    parts = []
+    for number, (begin, end, valid) in enumerate(cuts, 1):
+        is_end = number == len(cuts)
+        # The end keeps whatever else hangs on the chunk, and pages that hold no token.
+        end = pages if is_end else end
+        part = replace(
+            chunk,
+            prefill_kv_indices=chunk.prefill_kv_indices[begin:end],
+            index_slice=slice(start + begin, start + end),
+            num_kv_tokens=None if chunk.num_kv_tokens is None else valid,
+        )
+        if not is_end:
+            part = replace(part, is_last_chunk=False, prefill_aux_index=None, state_indices=None)
+        parts.append(part)
+    return parts or (chunk,)

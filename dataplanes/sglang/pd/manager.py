@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +14,7 @@ from controld.contract.fair_queue import Tenancy
 from dataplanes.sglang.pd import messages
 from dataplanes.sglang.pd.edge import Guarded
 from dataplanes.sglang.pd.engine import BoundedEngine
-from dataplanes.sglang.pd.fair_order import FairOrder, OrderParts, Waiting
+from dataplanes.sglang.pd.fair_order import FairOrder, OrderParts, Waiting, split_chunk
 from dataplanes.sglang.pd.memory import Pages
 from dataplanes.sglang.pd.messages import Capability, Endpoint
 from dataplanes.sglang.pd.plane import EngineAccess, PdPlane
@@ -187,6 +187,7 @@ def build_manager_class(base: type[Any], make_plane: MakePlane) -> type[Any]:
                 queue,
                 OrderParts(
                     describe=self._describe_waiting,
+                    split=self._split_waiting,
                     # The receiver frees SGLang's own staging (unequal tensor parallelism) in the order of its asking.
                     tenancy=Tenancy if getattr(self, "enable_staging", False) else agent.tenancy,
                     wire_bytes=self._wire_bytes_of_chunk,
@@ -206,6 +207,25 @@ def build_manager_class(base: type[Any], make_plane: MakePlane) -> type[Any]:
                 raw_bytes=sender.raw_bytes(len(chunk.prefill_kv_indices)),
             )
 
+        def _split_waiting(self, chunk: Any) -> Sequence[Any]:
+            sender = self.controld_plane.sender
+            if sender is None or getattr(self, "enable_trace", False):
+                return (chunk,)
+            first_page = chunk.index_slice.start or 0
+            first_token = self._prefix_tokens(chunk.room) + first_page * sender.page_tokens
+            parts = split_chunk(
+                chunk, first_token=first_token, page_tokens=sender.page_tokens, part_tokens=sender.part_tokens
+            )
+            enqueued_s = self._enqueued_s.get((chunk.room, first_page))
+            for part in parts[1:] if enqueued_s is not None else ():
+                self._enqueued_s[chunk.room, part.index_slice.start] = enqueued_s
+            return parts
+
+        def _prefix_tokens(self, room: int) -> int:
+            """Tokens of a request that the receiver already has."""
+            prefixes = (info.decode_prefix_len for info in list(self.transfer_infos.get(room, {}).values()))
+            return next((prefix for prefix in prefixes if prefix is not None), 0)
+
         def _wire_bytes_of_chunk(self) -> int:
             sender = self.controld_plane.sender
             return 0 if sender is None else sender.wire_bytes_of_chunk
@@ -219,13 +239,12 @@ def build_manager_class(base: type[Any], make_plane: MakePlane) -> type[Any]:
 
         def _describe(self, chunk: Any) -> QueuedChunk:
             first_page = chunk.index_slice.start or 0
-            prefixes = (info.decode_prefix_len for info in list(self.transfer_infos.get(chunk.room, {}).values()))
             return QueuedChunk(
                 room=chunk.room,
                 first_page=first_page,
                 tokens=chunk.num_kv_tokens,
                 is_last=chunk.is_last_chunk,
-                prefix_tokens=next((prefix for prefix in prefixes if prefix is not None), 0),
+                prefix_tokens=self._prefix_tokens(chunk.room),
                 enqueued_s=self._enqueued_s.pop((chunk.room, first_page), time.monotonic()),
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -29,6 +30,12 @@ from dataplanes.sglang.pd.write_overhead import WriteOverhead
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
+
+PART_BYTES: Final = 12_000_000
+"""Raw size of what one tenant sends before another one's turn may come, about."""
+
+PART_ALIGNMENT_TOKENS: Final = 256
+"""No group of a codec is coarser."""
 
 _MAX_OPEN_TRANSFERS: Final = 10_000
 _SWEEP_INTERVAL_S: Final = 10.0
@@ -126,7 +133,7 @@ class Sender:
         service_class = parts.agent.classify(
             extra_key=facts.extra_key if facts else None, priority=facts.priority if facts else None
         )
-        raw_bytes = self._page_bytes(facts.prompt_tokens if facts else pages * self._page_tokens)
+        raw_bytes = self._page_bytes(facts.prompt_tokens if facts else pages * self.page_tokens)
         forgotten = None
         with self._lock:
             self._offers[room] = _Offer(service_class, raw_bytes, parts.clock.monotonic_s())
@@ -160,7 +167,7 @@ class Sender:
 
     def raw_bytes(self, pages: int) -> int:
         """Raw bytes of so many pages."""
-        return self._page_bytes(pages * self._page_tokens)
+        return self._page_bytes(pages * self.page_tokens)
 
     def send(self, session: str, source: Pages, target: Pages, *, refusal: str, send_raw: SendRaw) -> int:
         """One chunk to one receiver.
@@ -180,8 +187,7 @@ class Sender:
         if transfer.abandoned:
             return 0
         start_s = self._parts.clock.monotonic_s()
-        if transfer.first_work_s is None:
-            transfer.first_work_s = start_s
+        transfer.begin_work(start_s, self._worker.chunk.enqueued_s if self._worker.chunk else start_s)
         status = 0
         left: Sequence[tuple[Pages, Pages]] = ((source, target),)
         if transfer.is_coded:
@@ -192,7 +198,7 @@ class Sender:
                 left = [(piece.source_pages, piece.target_pages) for piece in undelivered]
         if left:
             status = self._send_raw(transfer, left, send_raw)
-        transfer.active_s += self._parts.clock.monotonic_s() - start_s
+        transfer.end_work(self._parts.clock.monotonic_s())
         transfer.tokens += self._valid_tokens(len(source))
         transfer.failed = transfer.failed or status != 0
         if transfer.failed:
@@ -260,7 +266,6 @@ class Sender:
             explored=draw.drawn.explored,
             bandwidth_bytes_per_s=draw.bandwidth_bytes_per_s,
             load=draw.load,
-            enqueued_s=chunk.enqueued_s,
         )
 
     def _send_coded(self, transfer: Transfer, source: Pages, target: Pages) -> Sequence[Piece]:
@@ -300,18 +305,18 @@ class Sender:
     def _cut(self, source: Pages, target: Pages, piece_tokens: int) -> list[Piece]:
         chunk = self._worker.chunk
         assert chunk is not None
-        first_token = chunk.prefix_tokens + chunk.first_page * self._page_tokens
+        first_token = chunk.prefix_tokens + chunk.first_page * self.page_tokens
         cuts = cut_pages(
             len(source),
             self._valid_tokens(len(source)),
             first_token=first_token,
-            page_tokens=self._page_tokens,
+            page_tokens=self.page_tokens,
             piece_tokens=piece_tokens,
         )
         facts = self._parts.requests.find(chunk.room)
         request_tokens = facts.prompt_tokens if facts else 0
         return [
-            Piece(source[start:end], target[start:end], tokens, first_token + start * self._page_tokens, request_tokens)
+            Piece(source[start:end], target[start:end], tokens, first_token + start * self.page_tokens, request_tokens)
             for start, end, tokens in cuts
         ]
 
@@ -352,7 +357,7 @@ class Sender:
             status = send_raw(source, target)
         finally:
             recorded, self._worker.spans = self._worker.spans, None
-        size_bytes = self._page_bytes(len(source) * self._page_tokens)
+        size_bytes = self._page_bytes(len(source) * self.page_tokens)
         # Where SGLang writes from threads of its own, the whole call is the span.
         spans = recorded or [WireSpan(start_s, self._parts.clock.monotonic_s(), size_bytes)]
         if status == 0:
@@ -436,13 +441,20 @@ class Sender:
         return self._worker.lane
 
     @property
-    def _page_tokens(self) -> int:
+    def part_tokens(self) -> int:
+        """How much of a chunk one tenant sends before another one's turn may come."""
+        unit = math.lcm(PART_ALIGNMENT_TOKENS, self.page_tokens)
+        return unit * max(1, round(PART_BYTES / self._parts.layout.raw_bytes(unit)))
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of a page of the pool."""
         return self._parts.layout.page_tokens
 
     def _page_bytes(self, tokens: int) -> int:
         """Raw bytes of the pages that hold so many tokens: what SGLang's raw path puts on the wire."""
-        pages = -(-max(0, tokens) // self._page_tokens)
-        return self._parts.layout.raw_bytes(pages * self._page_tokens)
+        pages = -(-max(0, tokens) // self.page_tokens)
+        return self._parts.layout.raw_bytes(pages * self.page_tokens)
 
     def _piece_tokens(self, codec: KVCodec) -> int:
         unit = codec.chunk_alignment_tokens
@@ -450,7 +462,7 @@ class Sender:
 
     def _valid_tokens(self, pages: int) -> int:
         chunk = self._worker.chunk
-        in_pages = pages * self._page_tokens
+        in_pages = pages * self.page_tokens
         return in_pages if chunk is None or chunk.tokens is None else min(chunk.tokens, in_pages)
 
     def _guarded(self, work: Callable[[], _Result]) -> _Result | None:
