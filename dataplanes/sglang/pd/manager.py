@@ -217,8 +217,9 @@ def build_manager_class(base: type[Any], make_plane: MakePlane) -> type[Any]:
                 chunk, first_token=first_token, page_tokens=sender.page_tokens, part_tokens=sender.part_tokens
             )
             enqueued_s = self._enqueued_s.get((chunk.room, first_page))
-            for part in parts[1:] if enqueued_s is not None else ():
-                self._enqueued_s[chunk.room, part.index_slice.start] = enqueued_s
+            if enqueued_s is not None:
+                for part in parts[1:]:
+                    self._enqueued_s[chunk.room, part.index_slice.start] = enqueued_s
             return parts
 
         def _prefix_tokens(self, room: int) -> int:
