@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -90,7 +91,7 @@ class FairOrder:
         self._fair: FairQueue[int] | None = FairQueue()
         self._served: _Served | None = None
         self._is_closing = False
-        if not hasattr(queue, "_buf"):
+        if not isinstance(getattr(queue, "_buf", None), deque):
             _log.warning("the transfer queue does not show what waits: chunks are sent in the order of arrival")
             parts.counting.count("pd.queue_opaque")
 
@@ -121,7 +122,8 @@ class FairOrder:
     def _has_more(self) -> bool:
         # Nobody else takes, so what is there now will be there when we take it. A queue of another make shows nothing
         # and is taken from one by one, in its own order.
-        return bool(getattr(self._queue, "_buf", ()))
+        waiting = getattr(self._queue, "_buf", None)
+        return isinstance(waiting, deque) and len(waiting) > 0
 
     def _take_in(self, chunk: Any) -> None:
         if chunk is None:
