@@ -126,6 +126,15 @@ class DaemonBackend:
                 }
                 for count in counts
             ],
+            "tenants": [
+                {
+                    "kind": report.selector.kind,
+                    "deployment": report.selector.deployment,
+                    "jain_index": report.jain_index,
+                    "tenants": [asdict(tenant) for tenant in report.tenants],
+                }
+                for report in self._planner.tenants()
+            ],
             "feedback_refused": dict(self._planner.learning.refused),
             "alarms": [
                 *(

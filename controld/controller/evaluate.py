@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controld.candidates.statistics import Z_95, normal_cdf
+from controld.controller.fairness import Rival, fair_arms, largest_slowdown, relative_weights, rival_of
 from controld.controller.goals import ClassInput, Objective
 from controld.controller.grid import Points
 from controld.controller.knobs.base import STAGES, Array, Knob, Prediction, Stage
@@ -30,6 +31,7 @@ HOPELESS = 1.10
 EXPLORE_UNITS = 64
 _LEAST_CHANCE = 0.01
 _SWEEPS = 5
+_MOST_RIVALS = 16
 _UNSTABLE_S = 1e15
 _LOSS_SLACK_NATS = 1e-4
 _CODEC_WATTS = 30.0
@@ -53,6 +55,8 @@ class Evaluation:
         quality_ok: upper bound of the loss within the limit; shape [arms].
         never_worse: not slower than raw at the middle and at the corners of the cell.
         meets_slo: `tail_s` and what lies outside the transfer within the SLO; all true without one.
+        fair: false for an arm that passes the gates, but would slow some tenant down more than need be.
+        largest_slowdown: weighted, of any class, with this class on the arm; one where nobody asks.
         near: in the last choice, within 3 % of the best.
         winner: row of the chosen arm, shape [S, B, L].
         explore_units: parts of 64 of the exploration share for each other arm.
@@ -68,6 +72,8 @@ class Evaluation:
     stable: Mask
     never_worse: Mask
     meets_slo: Mask
+    fair: Mask
+    largest_slowdown: Array
     near: Mask
     winner: NDArray[np.intp]
     explore_units: NDArray[np.uint8]
@@ -81,6 +87,10 @@ def evaluate_classes(
     Where the classes' shares of the load are known, each class sees the work of the others at their current arms; at
     most five sweeps settle that. Where they are not, each class takes all load for its own.
 
+    Where classes of several tenants share the load, each class chooses among the arms that pass its gates (its own
+    quality limit, never worse than raw, its SLO) from those with which the largest weighted slowdown of any class is
+    least: weighted max-min. Nobody's limit is relaxed for another.
+
     Args:
         incumbents: for each class the row of the arm in use in each cell, -1 where there is none; shape [S, B, L].
     """
@@ -91,6 +101,9 @@ def evaluate_classes(
             for item, used in zip(inputs, incumbents, strict=True)
         ]
     known = [float(share or 0.0) for share in shares]
+    weights = _weights(inputs)
+    rivals: list[Rival | None] = [None] * len(inputs)
+    loudest = set(sorted(range(len(inputs)), key=lambda index: -known[index])[:_MOST_RIVALS])
     evaluations: list[Evaluation] = []
     nothing: Array = np.zeros((len(knob.work_stages), 1, 1, 1, 1))
     work = [nothing] * len(inputs)
@@ -99,9 +112,17 @@ def evaluate_classes(
         evaluations = []
         for index, (item, used) in enumerate(zip(inputs, incumbents, strict=True)):
             others = sum((w for other, w in enumerate(work) if other != index), start=nothing)
-            evaluation = evaluate(item, knob, points, used, share=known[index], other_work=others)
+            against = [rival for other, rival in enumerate(rivals) if rival is not None and other != index]
+            tenants = _Tenants(weights[index], against) if weights else None
+            evaluation = evaluate(item, knob, points, used, share=known[index], other_work=others, tenants=tenants)
             evaluations.append(evaluation)
             work[index] = _work_of(evaluation, known[index])
+            if weights and index in loudest:
+                usable = evaluation.available & evaluation.quality_ok
+                wants_speed = item.goal.objective is Objective.LATENCY and item.goal.only_arm is None
+                rivals[index] = rival_of(
+                    evaluation.prediction, usable, evaluation.winner, weights[index], wants_speed=wants_speed
+                )
         if before and all(np.array_equal(a, e.winner) for a, e in zip(before, evaluations, strict=True)):
             break
     return [
@@ -115,6 +136,23 @@ def evaluate_classes(
         )
         for index, item in enumerate(inputs)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tenants:
+    """Against whom a class is weighed: its own tenant's relative weight, and the other classes."""
+
+    weight: float
+    rivals: list[Rival]
+
+
+def _weights(inputs: Sequence[ClassInput]) -> list[float]:
+    """For each class its tenant's relative weight; nothing where one tenant has the link alone."""
+    by_tenant = {item.goal.tenant: item.goal.tenant_weight for item in inputs}
+    if len(by_tenant) < 2:
+        return []
+    relative = relative_weights(by_tenant)
+    return [relative[item.goal.tenant] for item in inputs]
 
 
 def _work_of(evaluation: Evaluation, share: float) -> Array:
@@ -132,6 +170,7 @@ def evaluate(
     *,
     share: float = 1.0,
     other_work: Array | None = None,
+    tenants: _Tenants | None = None,
 ) -> Evaluation:
     """Decide one class, without exploration yet. See `Evaluation` for shapes."""
     goal, models, corrections = item.goal, item.models, item.corrections
@@ -144,13 +183,7 @@ def evaluate(
         corner = _ranked(knob.predict(models, factors, context, share=share, other_work=other_work))
         never_worse &= corner <= corner[_RAW_ROW]
 
-    available = np.array([not candidate.out_reason for candidate in item.candidates])
-    if goal.only_arm is not None:
-        available &= np.array([candidate.arm_id == goal.only_arm for candidate in item.candidates])
-    available[_RAW_ROW] = True
-    uppers = np.array([candidate.loss_upper_nats for candidate in item.candidates])
-    quality_ok = uppers <= goal.max_quality_loss_nats
-    quality_ok[_RAW_ROW] = True
+    available, quality_ok = _available(item), _quality_ok(item)
     losses = np.array([candidate.loss_mean_nats for candidate in item.candidates])[:, None, None, None]
 
     tail = rank
@@ -171,6 +204,13 @@ def evaluate(
     for gate in (stable, meets):
         passing = allowed & gate
         allowed = np.where(passing.any(axis=0), passing, allowed)
+    fair, largest = np.ones(shape, dtype=np.bool_), np.ones(shape)
+    if tenants is not None and not pinned:
+        wants_speed = goal.objective is Objective.LATENCY
+        usable = available & quality_ok
+        largest = largest_slowdown(prediction, usable, tenants.weight, tenants.rivals, wants_speed=wants_speed)
+        fair = fair_arms(largest, allowed, incumbent, NEAR) | ~allowed
+        allowed &= fair
     # Nobody meets the SLO: the least violation, whatever the objective.
     cost = np.where((allowed & meets & stable).any(axis=0), cost, tail)
     winner, near = _choose(cost, allowed, losses, rank, incumbent)
@@ -187,11 +227,33 @@ def evaluate(
         stable=stable,
         never_worse=never_worse,
         meets_slo=meets,
+        fair=fair,
+        largest_slowdown=largest,
         near=near,
         winner=winner,
         lower_s=rank,
         explore_units=np.zeros(shape, dtype=np.uint8),
     )
+
+
+def usable_arms(item: ClassInput) -> Mask:
+    """Arms that are not out of use and within the quality limit, wherever; shape [arms]."""
+    return _available(item) & _quality_ok(item)
+
+
+def _available(item: ClassInput) -> Mask:
+    available = np.array([not candidate.out_reason for candidate in item.candidates])
+    if item.goal.only_arm is not None:
+        available &= np.array([candidate.arm_id == item.goal.only_arm for candidate in item.candidates])
+    available[_RAW_ROW] = True
+    return available
+
+
+def _quality_ok(item: ClassInput) -> Mask:
+    uppers = np.array([candidate.loss_upper_nats for candidate in item.candidates])
+    quality_ok = uppers <= item.goal.max_quality_loss_nats
+    quality_ok[_RAW_ROW] = True
+    return np.asarray(quality_ok)
 
 
 def _ranked(prediction: Prediction) -> Array:

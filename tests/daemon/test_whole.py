@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from controld.candidates.profile import Profile, StageTime
+from controld.cli.main import main
 from controld.contract.configuration import Configuration
 from controld.contract.effect import Effect, Half, Verdict
 from controld.contract.effect import Path as EffectPath
@@ -19,7 +22,7 @@ from controld.store.sqlite import SqliteStore
 from dataplanes.agent import Agent, AgentIdentity
 from dataplanes.sglang.demo.daemon import Daemon, DaemonError
 from dataplanes.sglang.demo.plan import DEMO
-from dataplanes.sglang.demo.policies import DEPLOYMENT, policy_text
+from dataplanes.sglang.demo.policies import DEPLOYMENT, SERVED_CLASS, policy_text
 
 CODED = Configuration({"quantise": "levels", "key_levels": 12, "code": "entropy"})
 HARDWARE = "cpu/2/1"
@@ -179,3 +182,32 @@ def test_metrics_name_agents_and_reloads(daemon: Daemon, agent: Agent) -> None:
         daemon.reload()
         wait_until(lambda: 'state="attached"} 1.0' in daemon.text("/metrics"), "the agent is counted")
         assert 'controld_reloads_total{outcome="accepted"} 1.0' in daemon.text("/metrics")
+
+
+def test_status_shows_tenants_and_how_alike_they_were_slowed_down(
+    daemon: Daemon, agent: Agent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tenants = "tenants:\n  - {name: acme, weight: 1}\n"
+    daemon.write_policies(
+        {"demo.yaml": POLICY.replace("tenants:\n", tenants).replace("default\n    match", "acme\n    match")}
+    )
+    with daemon:
+        wait_until(lambda: agent.tenancy().weights == {"acme": 0.5, "default": 0.5}, "the agent knows the tenants")
+        for number in range(4):
+            agent.report(replace(effect(number), service_class="default" if number % 2 else SERVED_CLASS))
+
+        def plane() -> dict[str, Any]:
+            (found,) = daemon.get("/v1/status")["tenants"]
+            return found
+
+        wait_until(lambda: plane()["jain_index"] is not None, "both tenants have had transfers")
+        acme, default = plane()["tenants"]
+        assert (acme["name"], acme["transfers"], acme["raw_bytes"]) == ("acme", 2, 28_000_000)
+        assert min(acme["slowdown"], default["slowdown"]) > 0
+        assert main(["status", "--config", str(daemon.config)]) == 0
+        shown = capsys.readouterr().out
+        assert "Tenants since the daemon started" in shown
+        assert f"fairness of sglang/{DEPLOYMENT}: Jain's index of slowdown {plane()['jain_index']:.2f}" in shown
+        assert f'controld_tenant_raw_bytes_total{{deployment="{DEPLOYMENT}",tenant="acme"}} 2.8e+07' in daemon.text(
+            "/metrics"
+        )
