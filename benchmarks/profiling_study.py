@@ -158,6 +158,7 @@ def report(run: StudyRun, problem: Problem) -> dict[str, Any]:
         "median_trial_s": each_s,
         "brute_force_extrapolated_s": each_s * parts,
         "brute_force_over_study": each_s * parts / run.wall_s,
+        "hypervolume_by_trial": [round(value, 5) for value in run.study["hypervolume_by_trial"]],
         "shares": [round(share, 5) for share in reached],
     }
 
@@ -175,7 +176,7 @@ def main() -> None:
     options.out.write_text(json.dumps(figures, indent=1) + "\n")
     console = Console()
     for name, value in figures.items():
-        if name != "shares":
+        if not isinstance(value, list):
             console.print(f"{name:28} {value:.4g}" if isinstance(value, float) else f"{name:28} {value}")
     needed = figures["trials_to_99%"]
     print(

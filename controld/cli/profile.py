@@ -37,8 +37,8 @@ examples:
   controld profile --compare 20260101-120000-ab12 20260102-090000-cd34
 
 A search measures first what fills the space, then what a model of the results so far says is likely to widen the
-Pareto front of loss, bytes and time. It stops when its budget is spent, when the last max(20, 15 %) trials widened the
-front's hypervolume by less than 0.5 %, or when nothing is left. The hypervolume is shown between 0 and 1.
+Pareto front of loss, bytes and time. It stops when its budget is spent, when the last max(40, 25 %) trials widened the
+front's hypervolume by less than 0.1 %, or when nothing is left. The hypervolume is shown between 0 and 1.
 
 A study belongs to the daemon: it goes on when this command ends, and after a crash of the daemon, of a worker or of
 the search. `controld candidates` shows the profiles.

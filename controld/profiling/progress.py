@@ -11,7 +11,7 @@ with the reference at 1.1 of each axis, divided by 1.1 cubed: 1 is a lossless, f
 A search stops by the first of these that holds (`StopReason`):
 
     budget         as many trials as were asked for, or as many seconds of measuring
-    levelled_off   the last max(20, 15 %) measured trials raised the hypervolume by less than 0.5 % of what it is
+    levelled_off   the last max(40, 25 %) measured trials raised the hypervolume by less than 0.1 % of what it is
     failing        the last 10 trials to end have all failed: something is wrong with the workers, not with the parts
     exhausted      the search has nothing left to propose
 """
@@ -33,9 +33,9 @@ from controld.profiling.study import Study, StudyState, Trial, TrialState
 
 IDEAL = (-6.0, 0.0, -10.0)
 NADIR = (0.0, 1.0, -7.0)
-LEVEL_SHARE = 0.005
-LEVEL_TRIALS = 20
-LEVEL_TRIALS_SHARE = 0.15
+LEVEL_SHARE = 0.001
+LEVEL_TRIALS = 40
+LEVEL_TRIALS_SHARE = 0.25
 FAILED_IN_A_ROW = 10
 
 _WHOLE = math.prod(REFERENCE)
