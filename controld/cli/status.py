@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from controld.cli.admin_client import AdminClient
 from controld.cli.command import print_json
 from controld.cli.console import console
 from controld.contract.quantity import format_duration, format_rate, format_size
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SUMMARY = "show agents, links, policies and what transfers did"
 EXAMPLES = """\
@@ -67,6 +70,25 @@ def _show(status: dict[str, Any]) -> None:
         ratio = f"{row['raw_bytes'] / row['wire_bytes']:.2f}" if row["wire_bytes"] else "-"
         sizes = (format_size(row["raw_bytes"]), format_size(row["wire_bytes"]), ratio)
         transfers.add_row(row["service_class"], row["arm_id"], row["path"], str(row["transfers"]), *sizes)
-    for table_or_none in (agents, links, transfers):
+    for table_or_none in (agents, links, transfers, _guard_table(status["guard"])):
         if table_or_none.row_count:
             out.print(table_or_none)
+
+
+def _guard_table(rows: list[dict[str, Any]]) -> Table:
+    """What the quality guard has seen; suspicion reaches 1 where an arm is pinned off."""
+    from rich.table import Table
+
+    table = Table("class", "arm", "state", "checked", "error", "normal", "suspicion", title="Quality guard")
+    for row in rows:
+        normal = "not known yet" if row["normal_error"] is None else f"{row['normal_error']:.4g} ({row['normal_from']})"
+        table.add_row(
+            row["service_class"],
+            row["arm_id"],
+            row["state"].replace("_", " "),
+            str(row["samples"]),
+            f"{row['last_error']:.4g}",
+            normal,
+            f"{row['suspicion']:.2f}",
+        )
+    return table

@@ -1,11 +1,11 @@
 """Has a codec's reconstruction error grown? A sequential test that a daemon can run for months.
 
 Each sampled transfer gives x, the relative RMS error of one frame. With m the geometric mean that is normal for the arm
-and s the spread of log x around log m, two sums are kept, each with a floor of 0 (Page, "Continuous inspection schemes",
-Biometrika 41, 1954):
+and s the spread of log x around log m, two sums are kept, each with a floor of 0 (Page, "Continuous inspection
+schemes", Biometrika 41, 1954):
 
 - growth: `G = max(0, G + (log(x / m) - K) / s)`, K half of log 1.5: the likelihood ratio of "1.5 times normal" against
-  "normal". A lasting bias of up to 22 % between the profiled texts and the served ones therefore never adds up. The
+  "normal". A lasting bias of up to 22 % between the profiled texts and the served ones therefore does not add up. The
   limit comes from Siegmund's approximation of the mean time between false alarms (Sequential Analysis, 1985, 2.56), and
   a single sample counts for at most two fifths of it.
 - gross: a sample counts as gross where x is above twice normal and above 3.1 s, of which a healthy arm gives less than

@@ -117,8 +117,8 @@ class Learner:
         A configuration that several workloads share is one arm here: its times and ratio come from the newest profile.
 
         Args:
-            unlearned_classes: classes whose transfers teach no times; their refusals, fall-backs and reconstruction errors
-                count all the same.
+            unlearned_classes: classes whose transfers teach no times; their refusals, fall-backs and errors of
+                reconstruction count all the same.
             workloads: by service class; a class's errors are compared with its workload's profiles.
         """
         self._unlearned_classes = frozenset(unlearned_classes)

@@ -61,6 +61,14 @@ class RecordedBackend:
     async def posteriors(self) -> list[dict[str, Any]]:
         return []
 
+    async def pins(self) -> list[dict[str, Any]]:
+        return [{"arm_id": "a"}]
+
+    async def release(self, arm_id: str, deployment: str | None) -> dict[str, Any]:
+        if arm_id == "unknown":
+            raise NotFoundError(f"no arm {arm_id} is out of use")
+        return {"arm_id": arm_id, "deployment": deployment}
+
     async def policies(self) -> dict[str, Any]:
         return {"generation": 1}
 

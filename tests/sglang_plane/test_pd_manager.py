@@ -871,7 +871,7 @@ def test_a_sender_that_cannot_decode_its_own_frame_says_so_and_goes_on_raw(
 
 
 def test_a_codec_made_worse_behind_its_back_is_pinned_off(rig: Rig) -> None:
-    """The hidden switch: under the arm's name 16 levels instead of 64, as a wrong scale or a bad build would have it."""
+    """The hidden switch: under the arm's name 16 levels instead of 64, as a wrong scale would have it."""
     coded(rig)
     rig.prefill.agent.self_check = True
     source, target, tokens = list(range(12)), list(range(60, 72)), 12 * PAGE_TOKENS
