@@ -270,3 +270,15 @@ async def test_openapi_describes_every_route_that_is_served(served) -> None:  # 
     router = server._application.router
     routed = {(route.resource.canonical, route.method) for route in router.routes() if route.method != "HEAD"}
     assert described == routed - {("/v1/openapi.json", "GET")}
+
+
+async def test_an_arm_is_released_by_name(served) -> None:  # type: ignore[no-untyped-def]
+    client, _, _ = served
+    async with client.get("/v1/pins") as response:
+        assert await response.json() == {"pins": [{"arm_id": "a"}]}
+    async with client.post("/v1/pins/9c1e/release?deployment=chat") as response:
+        assert await response.json() == {"arm_id": "9c1e", "deployment": "chat"}
+    async with client.post("/v1/pins/unknown/release") as response:
+        assert response.status == 404
+    async with client.post("/v1/pins/9c1e/release?class=chat") as response:
+        assert response.status == 400
