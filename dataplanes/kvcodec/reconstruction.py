@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from controld.contract.effect import MAX_RECONSTRUCTION_ERROR
-from dataplanes.kvcodec.layout import ChunkPlanes, KVLayout, Plane, PlaneRole
+from dataplanes.kvcodec.layout import ChunkPlanes, KVLayout
 
 Pairs = Iterable[tuple[Tensor, Tensor]]
 """What was coded and what came back, of equal shapes and dtype."""
@@ -31,19 +31,22 @@ def reconstruction_error(tables: Iterable[Pairs]) -> float:
 
 
 def chunk_error(layout: KVLayout, source: ChunkPlanes, decoded: ChunkPlanes) -> float:
-    """`reconstruction_error` of a chunk, wherever its tokens lie."""
+    """`reconstruction_error` of a chunk, wherever its tokens lie.
 
-    def pairs(of_values: bool) -> Pairs:
-        for stack in layout.stacks:
-            if _is_value(stack.plane) == of_values:
-                original = source.read(stack)
-                yield original, decoded.read(stack).to(original.device)
+    Plane by plane: what is copied stays in a cache, which makes it several times faster than whole stacks.
+    """
 
-    return reconstruction_error(pairs(of_values) for of_values in (False, True))
+    def pairs(positions: Iterable[int]) -> Pairs:
+        for position in positions:
+            original = _plane(source, position)
+            yield original, _plane(decoded, position).to(original.device)
+
+    return reconstruction_error(pairs(positions) for positions in layout.planes_by_table().values())
 
 
-def _is_value(plane: Plane) -> bool:
-    return plane.role is PlaneRole.VALUE
+def _plane(chunk: ChunkPlanes, position: int) -> Tensor:
+    plane = chunk.planes[position]
+    return plane if chunk.rows is None else plane.index_select(0, chunk.rows)
 
 
 def _table_error(pairs: Pairs) -> float:
@@ -53,13 +56,22 @@ def _table_error(pairs: Pairs) -> float:
         if torch.equal(source, decoded):
             exact.append(source)
             continue
-        wanted, found = source.double(), decoded.double()
-        same = (wanted == found) | (wanted.isnan() & found.isnan())
-        differences += float((found - wanted).masked_fill_(same, 0.0).square_().sum())
-        energy += float(wanted.square_().sum())
+        wanted = source.double().flatten()
+        differences += _square_of_difference(wanted, decoded.double().flatten())
+        energy += float(wanted.dot(wanted))
     if differences == 0:
         return 0.0
-    energy += sum(float(source.double().square_().sum()) for source in exact)
+    energy += sum(float(plane.dot(plane)) for plane in (source.double().flatten() for source in exact))
     if not (0 < energy < math.inf and differences < math.inf):
         return MAX_RECONSTRUCTION_ERROR
     return min(math.sqrt(differences / energy), MAX_RECONSTRUCTION_ERROR)
+
+
+def _square_of_difference(wanted: Tensor, found: Tensor) -> float:
+    difference = found - wanted
+    square = float(difference.dot(difference))
+    if math.isfinite(square):
+        return square
+    same = (wanted == found) | (wanted.isnan() & found.isnan())
+    difference.masked_fill_(same, 0.0)
+    return float(difference.dot(difference))
