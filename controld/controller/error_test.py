@@ -4,15 +4,17 @@ Each sampled transfer gives x, the relative RMS error of one frame. With m the g
 and s the spread of log x around log m, two sums are kept, each with a floor of 0 (Page, "Continuous inspection
 schemes", Biometrika 41, 1954):
 
-- growth: `G = max(0, G + (log(x / m) - K) / s)`, K half of log 1.5: the likelihood ratio of "1.5 times normal" against
-  "normal". A lasting bias of up to 22 % between the profiled texts and the served ones therefore does not add up. The
-  limit comes from Siegmund's approximation of the mean time between false alarms (Sequential Analysis, 1985, 2.56), and
-  a single sample counts for at most two fifths of it.
+- growth: `G = max(0, G + (log(x / m) - K) / s)`, K half of log 1.5 (so that G is the likelihood ratio of "1.5 times
+  normal" against "normal") and one and a half standard errors of log m, for a profile knows m from a few segments only.
+  A lasting bias of up to 22 % between the profiled texts and the served ones does not add up. The limit comes from
+  Siegmund's approximation of the mean time between false alarms (Sequential Analysis, 1985, 2.56), and a single sample
+  counts for at most two fifths of it.
 - gross: a sample counts as gross where x is above twice normal and above 3.1 s, of which a healthy arm gives less than
   one in a hundred; `H` sums the log likelihood ratio of "one in ten" against "one in a hundred". It sees what comes and
   goes. Where normal is exact, every error is gross.
 
-So no fewer than three samples ever condemn an arm.
+So no fewer than three samples ever condemn an arm. Simulated (normal scatter, `benchmarks/guard.py`): with twelve
+segments profiled, at most one false alarm in 1,000 samples for spreads up to 0.4, far fewer for narrow ones.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ SAMPLES_TO_FALSE_ALARM = 100_000
 SAMPLES_TO_LEARN = 20
 """How many samples say what is normal where the profile does not."""
 
-_SLACK_LOG = math.log(SMALLEST_GROWTH) / 2
+_STANDARD_ERRORS = 1.5
 _LARGEST_STEP_SHARE = 0.4
 _OVERSHOOT = 1.166
 
@@ -82,15 +84,20 @@ class ErrorNorm:
 
     @property
     def spread(self) -> float:
-        """s: few samples are pulled towards a prior, and the mean's own uncertainty is part of it."""
+        """s: few samples are pulled towards a prior."""
         evidence = self.samples - 1
         variance = (_PRIOR_WEIGHT * _PRIOR_SPREAD**2 + evidence * self.log_sd**2) / (_PRIOR_WEIGHT + evidence)
-        return max(_LEAST_SPREAD, math.sqrt(variance * (1 + 1 / self.samples)))
+        return max(_LEAST_SPREAD, math.sqrt(variance))
+
+    @property
+    def slack_log(self) -> float:
+        """K: what an error may lie above normal without counting."""
+        return math.log(SMALLEST_GROWTH) / 2 + _STANDARD_ERRORS * self.spread / math.sqrt(self.samples)
 
     @property
     def growth_limit(self) -> float:
         """The limit of the sum of growth, in units of the spread."""
-        drift = _SLACK_LOG / self.spread
+        drift = self.slack_log / self.spread
         bound = 1.0
         # (exp(2kb) - 2kb - 1) / 2k^2 = samples, solved for b: a contraction.
         for _ in range(30):
@@ -126,7 +133,7 @@ class ErrorTest:
         log_ratio, spread = math.log(error / norm.mean), norm.spread
         is_gross = log_ratio > max(_GROSS_LOG, _GROSS_SPREADS * spread)
         largest = _LARGEST_STEP_SHARE * norm.growth_limit
-        growth = max(0.0, self.growth + max(min((log_ratio - _SLACK_LOG) / spread, largest), -largest))
+        growth = max(0.0, self.growth + max(min((log_ratio - norm.slack_log) / spread, largest), -largest))
         return ErrorTest(
             samples=self.samples + 1,
             growth=growth,
