@@ -4,9 +4,9 @@ Each sampled transfer gives x, the relative RMS error of one frame. With m the g
 and s the spread of log x around log m, two sums are kept, each with a floor of 0 (Page, "Continuous inspection
 schemes", Biometrika 41, 1954):
 
-- growth: `G = max(0, G + (log(x / m) - K) / s)`, K half of log 1.5 (so that G is the likelihood ratio of "1.5 times
+- growth: `G = max(0, G + (log(x / m) - K) / s)`, K half of log 1.25 (so that G is the likelihood ratio of "1.25 times
   normal" against "normal") and one and a half standard errors of log m, for a profile knows m from a few segments only.
-  A lasting bias of up to 22 % between the profiled texts and the served ones does not add up. The limit comes from
+  A lasting bias of up to 12 % between the profiled texts and the served ones does not add up. The limit comes from
   Siegmund's approximation of the mean time between false alarms (Sequential Analysis, 1985, 2.56), and a single sample
   counts for at most two fifths of it.
 - gross: a sample counts as gross where x is above twice normal and above 3.1 s, of which a healthy arm gives less than
@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from controld.contract.effect import MAX_RECONSTRUCTION_ERROR
 from controld.contract.errors import FieldError
 
-SMALLEST_GROWTH = 1.5
+SMALLEST_GROWTH = 1.25
 """The growth that the test is made for; larger ones are found sooner."""
 
 SAMPLES_TO_FALSE_ALARM = 100_000
@@ -46,7 +46,7 @@ _GROSS_STEP = math.log(0.1 / 0.01)
 _FINE_STEP = math.log(0.9 / 0.99)
 _GROSS_LIMIT = 6.0
 
-_LEAST_SPREAD = 0.1
+_LEAST_SPREAD = 0.05
 _PRIOR_SPREAD = 0.2
 _PRIOR_WEIGHT = 4.0
 

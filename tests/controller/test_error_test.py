@@ -34,14 +34,14 @@ def samples_until_broken(norm: ErrorNorm, factor: float, seed: int, most: int = 
     return most
 
 
-@pytest.mark.parametrize(("factor", "most"), [(1.5, 9.0), (2.0, 4.0), (4.0, 3.1), (1000.0, 3.0)])
+@pytest.mark.parametrize(("factor", "most"), [(1.25, 60.0), (1.5, 8.0), (2.0, 4.0), (4.0, 3.1), (1000.0, 3.0)])
 def test_growth_is_found_within_the_stated_number_of_samples(factor: float, most: float) -> None:
     delays = [samples_until_broken(NORM, factor, seed) for seed in range(40)]
     assert min(delays) >= 3, "no two samples condemn an arm"
     assert sum(delays) / len(delays) <= most
 
 
-@pytest.mark.parametrize(("log_sd", "bias"), [(0.0, 1.2), (0.15, 1.1), (0.5, 1.0)])
+@pytest.mark.parametrize(("log_sd", "bias"), [(0.0, 1.12), (0.15, 1.05), (0.5, 1.0)])
 def test_a_healthy_arm_is_left_alone_and_so_is_one_with_a_small_bias(log_sd: float, bias: float) -> None:
     norm = ErrorNorm(mean=0.03, log_sd=log_sd, samples=12)
     generator = np.random.default_rng(1)
@@ -76,7 +76,8 @@ def test_a_chunk_stored_raw_neither_accuses_nor_acquits() -> None:
 
 def test_few_segments_are_trusted_less() -> None:
     few, many = (ErrorNorm(mean=0.03, log_sd=0.02, samples=n) for n in (2, 50))
-    assert few.spread > 1.5 * many.spread >= 1.5 * 0.1
+    assert few.spread > 1.5 * many.spread >= 1.5 * 0.05
+    assert few.slack_log > 1.5 * many.slack_log
     wide, narrow = (ErrorNorm(mean=0.03, log_sd=sd, samples=50) for sd in (0.6, 0.05))
     assert wide.growth_limit > 2 * narrow.growth_limit
 
