@@ -17,7 +17,7 @@ from controld.contract.effect import Effect
 from controld.contract.errors import FieldError
 from controld.controller.guard import Pin, PinBoard
 from controld.controller.knobs.kv_transfer import KvTransfer
-from controld.controller.learner import Feedback, Learner
+from controld.controller.learner import NO_WORKLOADS, Feedback, Learner
 from controld.controller.posterior import StageCorrection
 from controld.fleet.published import Selector
 from controld.planning.plane import LINK_GROUP, Place
@@ -55,7 +55,11 @@ class Lessons:
     learners: dict[TableKey, Learner] = field(default_factory=dict)
 
     def set_candidates(
-        self, place: Place, profiles: Sequence[Profile], unlearned: Sequence[str], workloads: Mapping[str, str]
+        self,
+        place: Place,
+        profiles: Sequence[Profile],
+        unlearned: Sequence[str],
+        workloads: Mapping[str, str] = NO_WORKLOADS,
     ) -> bool:
         """Compare with these from now on; whether they are others than before."""
         candidates = (place, tuple(profiles), tuple(unlearned), dict(workloads))

@@ -871,7 +871,7 @@ def test_a_sender_that_cannot_decode_its_own_frame_says_so_and_goes_on_raw(
 
 
 def test_a_codec_made_worse_behind_its_back_is_pinned_off(rig: Rig) -> None:
-    """The hidden switch: under the arm's name 16 levels instead of 64, as a wrong scale would have it."""
+    """The hidden switch: under the arm's name half the levels, as a wrong scale would have it."""
     coded(rig)
     rig.prefill.agent.self_check = True
     source, target, tokens = list(range(12)), list(range(60, 72)), 12 * PAGE_TOKENS
@@ -896,9 +896,8 @@ def test_a_codec_made_worse_behind_its_back_is_pinned_off(rig: Rig) -> None:
         learner.observe(effect, effect.finished_unix_s)
     assert learner.pins(time.time()).pins == ()
 
-    worse = Configuration({**LEVELS, "key_levels": 16, "value_levels": 16})
-    shelf = rig.prefill.manager.controld_plane._shelf
-    shelf._ready[LEVELS.config_id] = KVCodec(worse, rig.prefill.manager.controld_plane._layout)
+    sender = rig.prefill.manager.controld_plane.sender
+    sender._parts = dataclasses.replace(sender._parts, faults=Faults(coarse_codec_from=1))
     bad = 0
     while not learner.pins(time.time()).pins:
         bad += 1
@@ -909,4 +908,5 @@ def test_a_codec_made_worse_behind_its_back_is_pinned_off(rig: Rig) -> None:
     assert bad == 3
     (pin,) = learner.pins(time.time()).pins
     assert (pin.arm_id, pin.service_class) == (LEVELS.config_id, "default")
-    assert "times the profiled" in pin.reason
+    assert "2 times the profiled" in pin.reason
+    sender._parts = dataclasses.replace(sender._parts, faults=Faults())

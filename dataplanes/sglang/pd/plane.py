@@ -284,6 +284,7 @@ class PdPlane:
                     new_lane=lambda: self._new_lane(access, pool, acks),
                     piece_bytes=PIECE_BYTES,
                     room_is_open=access.room_is_alive,
+                    faults=self._faults,
                 )
             )
         else:

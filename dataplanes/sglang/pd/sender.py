@@ -15,6 +15,7 @@ from controld.contract.clock import Clock
 from controld.contract.decision import DEFAULT_CLASS, sampled_piece
 from dataplanes.kvcodec import KVCodec, KVLayout
 from dataplanes.sglang.pd.edge import Guarded
+from dataplanes.sglang.pd.faults import Faults
 from dataplanes.sglang.pd.lane import LATE_S, AckBook, Lane, Outcome, Piece, Target
 from dataplanes.sglang.pd.memory import Pages
 from dataplanes.sglang.pd.messages import Ack, Finish, Grant
@@ -66,6 +67,7 @@ class SenderParts:
         piece_bytes: raw size of a piece to aim at.
         new_lane: makes a worker's pipeline; called once in each worker thread that needs one.
         room_is_open: whether SGLang still has a room.
+        faults: damage on purpose, for tests.
     """
 
     agent: PlaneAgent
@@ -80,6 +82,7 @@ class SenderParts:
     new_lane: Callable[[], Lane]
     piece_bytes: int
     room_is_open: Callable[[int], bool]
+    faults: Faults
 
 
 @dataclass(slots=True)
@@ -255,6 +258,7 @@ class Sender:
             transfer.fall_back(ready)
             return pieces
         codec, where = ready
+        codec = self._parts.faults.spoil_codec(codec)
         lane = self._lane()
         piece_tokens = self._piece_tokens(codec)
         if codec.max_frame_bytes(piece_tokens) + MARK_BYTES > min(lane.area.slot_bytes, where.grant.slot_bytes):
