@@ -62,14 +62,21 @@ def _usable(coder: CoderMeasurement) -> bool:
 def _errors(losses: Iterable[SegmentLoss]) -> dict[str, float]:
     """What the segments say of the reconstruction error, as fields of a profile.
 
-    Exact segments beside inexact ones are those that a codec had to store raw: they say nothing of it.
+    The prompt length with the largest errors counts: a codec that treats a request's ends apart errs less on short
+    prompts, and served ones may all be long. Exact segments beside inexact ones are those that it had to keep as they were: they say nothing of it.
     """
-    errors = [loss.reconstruction_error for loss in losses if loss.reconstruction_error is not None]
-    logs = [math.log(error) for error in errors if error > 0]
+    logs: dict[int, list[float]] = defaultdict(list)
+    exact = 0
+    for loss in losses:
+        if loss.reconstruction_error:
+            logs[loss.prompt_tokens].append(math.log(loss.reconstruction_error))
+        elif loss.reconstruction_error is not None:
+            exact += 1
     if not logs:
-        return {"error_samples": len(errors)}
-    log_sd = stdev(logs) if len(logs) > 1 else 0.0
-    return {"error_mean": math.exp(fmean(logs)), "error_log_sd": log_sd, "error_samples": len(logs)}
+        return {"error_samples": exact}
+    worst = max((values for _, values in sorted(logs.items())), key=fmean)
+    log_sd = stdev(worst) if len(worst) > 1 else 0.0
+    return {"error_mean": math.exp(fmean(worst)), "error_log_sd": log_sd, "error_samples": len(worst)}
 
 
 class _Worst:

@@ -115,8 +115,8 @@ class Profile:
         encode, decode: seconds of a transfer by its raw bytes, summed over its frames.
         median_transfer_bytes: V*, the workload's median transfer, at which the latency objective is taken.
         provenance: where it came from (study and trial).
-        error_mean: geometric mean over the segments of one frame's reconstruction error, as effects state it; 0 where
-            every one was exact.
+        error_mean: geometric mean over segments of one frame's reconstruction error, as effects state it, at the prompt
+            length where it is largest; 0 where every frame was exact.
         error_log_sd: standard deviation of the logarithms of these errors.
         error_samples: in how many segments it was measured; 0: in none, and the other two say nothing.
 

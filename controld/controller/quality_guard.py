@@ -178,6 +178,8 @@ class QualityGuard:
         for key in broken:
             # What was learned as normal stays: a person's word does not make today's errors normal.
             self._watches[key] = Watch(basis=self._watches[key].basis, learner=self._watches[key].learner)
+        # While it was pinned its expectation may have become another one.
+        self._drop_other_bases()
         return bool(broken)
 
     def rows(self) -> list[dict[str, Any]]:

@@ -131,3 +131,15 @@ def test_errors_of_reconstruction_are_averaged_over_all_segments_as_logarithms()
     assert (exact.error_mean, exact.error_log_sd, exact.error_samples) == (0.0, 0.0, 3)
     (silent, _) = distill([measured(None, None)])
     assert silent.error_samples == 0
+
+
+def test_the_length_with_the_largest_errors_says_what_is_normal() -> None:
+    """A finely coded end of the request is most of a short prompt and little of the long ones that are served."""
+    losses = tuple(
+        SegmentLoss(prompt_tokens=tokens, segment=n, loss_nats=0.01, top1_agreement=1.0, reconstruction_error=error)
+        for tokens, errors in ((256, (0.01, 0.02, 0.01)), (2048, (0.04, 0.05)))
+        for n, error in enumerate(errors)
+    )
+    (one, _) = distill([dataclasses.replace(trial({}), losses=losses)])
+    assert one.error_mean == pytest.approx(math.sqrt(0.04 * 0.05))
+    assert one.error_samples == 2

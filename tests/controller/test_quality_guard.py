@@ -86,6 +86,20 @@ def test_only_a_person_or_a_later_profile_brings_an_arm_back(effect: Build, prof
     assert break_it(learner, effect, p, first=600) == 3, "still broken: out again"
 
 
+def test_a_release_after_the_profile_changed_survives_a_restart(effect: Build, profile: Build) -> None:
+    p = profile(**NORMAL)
+    older = profile(**{**NORMAL, "measured_unix_s": NOW - 1, "error_mean": 0.04})
+    learner = learner_for(p)
+    break_it(learner, effect, p)
+    learner.set_candidates([older], sender_hardware="p", receiver_hardware="d", workloads=WORKLOADS)
+    assert learner.unpin(p.arm_id)
+    learner.observe(checked(effect, p, 900, 0.04), NOW)
+    restored = learner_for(older)
+    restored.restore(learner.to_json())
+    assert restored.to_json() == learner.to_json()
+    assert restored.quality.rows()[0]["samples"] == 1
+
+
 def test_another_model_is_judged_by_itself(effect: Build, profile: Build) -> None:
     p, other = profile(**NORMAL), profile(**NORMAL, model_fingerprint="g")
     learner = learner_for(p)
