@@ -63,7 +63,8 @@ def _errors(losses: Iterable[SegmentLoss]) -> dict[str, float]:
     """What the segments say of the reconstruction error, as fields of a profile.
 
     The prompt length with the largest errors counts: a codec that treats a request's ends apart errs less on short
-    prompts, and served ones may all be long. Exact segments beside inexact ones are those that it had to keep as they were: they say nothing of it.
+    prompts, and served ones may all be long. Exact segments beside inexact ones are those that it had to keep as they
+    were: they say nothing of it.
     """
     logs: dict[int, list[float]] = defaultdict(list)
     exact = 0
