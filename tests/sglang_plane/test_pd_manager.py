@@ -780,12 +780,16 @@ def test_a_plane_that_cannot_be_made_leaves_sglang_s_manager(rig: Rig) -> None:
         raise OSError("no processor has a name here")
 
     stock = type(rig.decode.manager).__mro__[1]
+    engine = rig.decode.engine
+    registered = list(engine.regions[engine.session])
     manager = build_manager_class(stock, broken)(
         rig.decode._kv_args(), DisaggregationMode("decode"), rig.server_args, False
     )
     assert type(manager) is stock
     assert len(manager.build_receiver_registration_message()) == 20
     manager.teardown()
+    # It took the pool of the rig's own manager back, for both have one engine.
+    engine.regions[engine.session] = registered
 
 
 def test_a_plane_that_cannot_be_built_tells_why_and_goes_raw(
