@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from controld.contract.effect import Half
 from controld.contract.errors import FieldError
 from controld.controller.explain import explain_cell, explain_transfer, find_cell
 from controld.controller.explain_text import cell_text, transfer_text
+from controld.controller.guard import EVERY_CLASS, Pin
 from controld.controller.plan import Plan, TablePlan
 from controld.fleet.published import Selector
 from controld.fleet.server import FleetServer
@@ -115,6 +117,7 @@ class DaemonBackend:
                 if session.telemetry is not None
                 for link in session.telemetry.links
             ],
+            "guard": self._guard_rows(),
             "transfers": [
                 {
                     "service_class": count.values[0],
@@ -148,12 +151,29 @@ class DaemonBackend:
         }
 
     def _pin_alarms(self) -> list[Json]:
-        now_unix_s = self._clock.unix_s()
         return [
-            {"where": f"{selector.kind}/{selector.deployment}", "what": f"{pin.arm_id} is out of use: {pin.reason}"}
+            {
+                "where": f"{selector.kind}/{selector.deployment}",
+                "what": f"{pin.arm_id} is out of use"
+                + ("" if pin.service_class == EVERY_CLASS else f" for class {pin.service_class}")
+                + f": {pin.reason}",
+            }
+            for selector, _, pin in self._pins()
+        ]
+
+    def _pins(self) -> Iterator[tuple[Selector, str, Pin]]:
+        now_unix_s = self._clock.unix_s()
+        for selector, lessons in self._planner.learning.lessons.items():
+            for (tier, _), learner in lessons.learners.items():
+                for pin in learner.pins(now_unix_s).pins:
+                    yield selector, tier, pin
+
+    def _guard_rows(self) -> list[Json]:
+        return [
+            {"kind": selector.kind, "deployment": selector.deployment, "tier": tier, **row}
             for selector, lessons in self._planner.learning.lessons.items()
-            for learner in lessons.learners.values()
-            for pin in learner.pins(now_unix_s).pins
+            for (tier, _), learner in lessons.learners.items()
+            for row in learner.quality.rows()
         ]
 
     async def dataplanes(self) -> list[Json]:
@@ -267,6 +287,27 @@ class DaemonBackend:
         """What was learned of each arm and stage."""
         return self._planner.learning.to_document()
 
+    async def pins(self) -> list[Json]:
+        """Arms out of use, and why; without an end where only a person or a new profile ends it."""
+        return [_pin_document(*found) for found in self._pins()]
+
+    async def release(self, arm_id: str, deployment: str | None) -> Json:
+        released = await self._planner.release(arm_id, deployment)
+        if not released:
+            raise NotFoundError(f"no arm {arm_id} is out of use", hint="GET /v1/pins lists those that are")
+        return {
+            "arm_id": arm_id,
+            "released": [
+                {
+                    "kind": selector.kind,
+                    "deployment": selector.deployment,
+                    "service_class": pin.service_class,
+                    "reason": pin.reason,
+                }
+                for selector, pin in released
+            ],
+        }
+
     async def policies(self) -> Json:
         """The set in force, and what is wrong with the files on disk if they were refused."""
         current = self._policies.current
@@ -323,6 +364,19 @@ def _study_named() -> Iterator[None]:
 
 def _effect(record: EffectRecord) -> Json:
     return {"agent_id": record.agent_id, "received_unix_s": record.received_unix_s, **asdict(record.effect)}
+
+
+def _pin_document(selector: Selector, tier: str, pin: Pin) -> Json:
+    return {
+        "kind": selector.kind,
+        "deployment": selector.deployment,
+        "tier": tier,
+        "arm_id": pin.arm_id,
+        "service_class": pin.service_class,
+        "reason": pin.reason,
+        "since_unix_s": pin.since_unix_s,
+        "until_unix_s": pin.until_unix_s if math.isfinite(pin.until_unix_s) else None,
+    }
 
 
 def _agent_summary(session: AgentSession) -> Json:

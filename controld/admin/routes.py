@@ -175,6 +175,12 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
     async def posteriors(_: web.Request) -> web.Response:
         return _json({"posteriors": await backend.posteriors()})
 
+    async def pins(_: web.Request) -> web.Response:
+        return _json({"pins": await backend.pins()})
+
+    async def release(request: web.Request) -> web.Response:
+        return _json(await backend.release(request.match_info["arm"], request.query.get("deployment")))
+
     async def policies(_: web.Request) -> web.Response:
         return _json(await backend.policies())
 
@@ -256,6 +262,12 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
             ),
         ),
         get("/v1/posteriors", posteriors, "What was learned of each arm and stage"),
+        get("/v1/pins", pins, "Arms out of use: for which class, since when, and why"),
+        Route(
+            method="POST", path="/v1/pins/{arm}/release", handler=release, statuses=(200, 404),
+            summary="Use an arm again that was taken out of use; its evidence starts anew",
+            query=(parameter(name="deployment", description="of which planes; everywhere unless given"),),
+        ),
         get("/v1/policies", policies, "The policy set in force, and the last refused one with its problems"),
         Route(
             method="POST", path="/v1/reload", handler=reload, statuses=(200, 422),

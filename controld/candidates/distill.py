@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import fmean, median, stdev
 
 from controld.candidates.measurement import TrialMeasurement
@@ -46,14 +47,37 @@ def distill(trials: Iterable[TrialMeasurement], *, median_transfer_bytes: float 
         worst = _worst_length(losses.values())
         if worst is None:
             continue
+        errors = _errors(losses.values())
         for code in sorted(by_code):
-            profiles.append(_profile(ordered[-1], code, by_code[code], worst, median_transfer_bytes))
+            profile = _profile(ordered[-1], code, by_code[code], worst, median_transfer_bytes)
+            profiles.append(replace(profile, **errors))  # type: ignore[arg-type]
     return profiles
 
 
 def _usable(coder: CoderMeasurement) -> bool:
     seconds = (coder.encode_s, coder.decode_s)
     return coder.raw_bytes > 0 and coder.wire_bytes > 0 and all(math.isfinite(s) and s >= 0 for s in seconds)
+
+
+def _errors(losses: Iterable[SegmentLoss]) -> dict[str, float]:
+    """What the segments say of the reconstruction error, as fields of a profile.
+
+    The prompt length with the largest errors counts: a codec that treats a request's ends apart errs less on short
+    prompts, and served ones may all be long. Exact segments beside inexact ones are those that it had to keep as they
+    were: they say nothing of it.
+    """
+    logs: dict[int, list[float]] = defaultdict(list)
+    exact = 0
+    for loss in losses:
+        if loss.reconstruction_error:
+            logs[loss.prompt_tokens].append(math.log(loss.reconstruction_error))
+        elif loss.reconstruction_error is not None:
+            exact += 1
+    if not logs:
+        return {"error_samples": exact}
+    worst = max((values for _, values in sorted(logs.items())), key=fmean)
+    log_sd = stdev(worst) if len(worst) > 1 else 0.0
+    return {"error_mean": math.exp(fmean(worst)), "error_log_sd": log_sd, "error_samples": len(worst)}
 
 
 class _Worst:

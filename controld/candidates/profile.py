@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from controld.candidates.statistics import upper_bound_95
 from controld.contract.configuration import Configuration
+from controld.contract.effect import MAX_RECONSTRUCTION_ERROR
 from controld.contract.errors import FieldError
 
 _FORMAT = 1
@@ -114,6 +115,10 @@ class Profile:
         encode, decode: seconds of a transfer by its raw bytes, summed over its frames.
         median_transfer_bytes: V*, the workload's median transfer, at which the latency objective is taken.
         provenance: where it came from (study and trial).
+        error_mean: geometric mean over segments of one frame's reconstruction error, as effects state it, at the prompt
+            length where it is largest; 0 where every frame was exact.
+        error_log_sd: standard deviation of the logarithms of these errors.
+        error_samples: in how many segments it was measured; 0: in none, and the other two say nothing.
 
     Raises:
         FieldError: the id is another configuration's, or a number is out of range; the field is named.
@@ -137,13 +142,16 @@ class Profile:
     measured_unix_s: float = 0.0
     corpus: str = ""
     provenance: str = ""
+    error_mean: float = 0.0
+    error_log_sd: float = 0.0
+    error_samples: int = 0
 
     def __post_init__(self) -> None:
         if not self.arm_id:
             object.__setattr__(self, "arm_id", self.configuration.config_id)
         if self.arm_id != self.configuration.config_id:
             raise FieldError("profile.arm_id", f"{self.arm_id} is not {self.configuration.config_id}")
-        for name in ("loss_mean_nats", "loss_se_nats", "measured_unix_s"):
+        for name in ("loss_mean_nats", "loss_se_nats", "measured_unix_s", "error_mean", "error_log_sd"):
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0:
                 raise FieldError(f"profile.{name}", f"{value} is not a finite non-negative number")
@@ -151,8 +159,10 @@ class Profile:
             value = getattr(self, name)
             if not math.isfinite(value) or value <= 0:
                 raise FieldError(f"profile.{name}", f"{value} is not a finite positive number")
-        if self.loss_samples < 0 or self.worst_prompt_tokens < 0:
+        if min(self.loss_samples, self.worst_prompt_tokens, self.error_samples) < 0:
             raise FieldError("profile.loss_samples", "counts cannot be negative")
+        if self.error_mean > MAX_RECONSTRUCTION_ERROR:
+            raise FieldError("profile.error_mean", f"{self.error_mean} is above {MAX_RECONSTRUCTION_ERROR:g}")
         if math.isnan(self.loss_upper_nats):
             bound = upper_bound_95(self.loss_mean_nats, self.loss_se_nats, self.loss_samples)
             object.__setattr__(self, "loss_upper_nats", bound)

@@ -72,7 +72,7 @@ def _show(status: dict[str, Any]) -> None:
         ratio = f"{row['raw_bytes'] / row['wire_bytes']:.2f}" if row["wire_bytes"] else "-"
         sizes = (format_size(row["raw_bytes"]), format_size(row["wire_bytes"]), ratio)
         transfers.add_row(row["service_class"], row["arm_id"], row["path"], str(row["transfers"]), *sizes)
-    for table_or_none in (agents, links, transfers, _tenants(status)):
+    for table_or_none in (agents, links, transfers, _tenants(status), _guard_table(status["guard"])):
         if table_or_none.row_count:
             out.print(table_or_none)
     for plane in status["tenants"]:
@@ -108,4 +108,23 @@ def _tenants(status: dict[str, Any]) -> Table:
                 format_size(tenant["wire_bytes"]),
                 "-" if slowdown is None else f"{slowdown:.2f}x",
             )
+    return table
+
+
+def _guard_table(rows: list[dict[str, Any]]) -> Table:
+    """What the quality guard has seen; suspicion reaches 1 where an arm is pinned off."""
+    from rich.table import Table
+
+    table = Table("class", "arm", "state", "checked", "error", "normal", "suspicion", title="Quality guard")
+    for row in rows:
+        normal = "not known yet" if row["normal_error"] is None else f"{row['normal_error']:.4g} ({row['normal_from']})"
+        table.add_row(
+            row["service_class"],
+            row["arm_id"],
+            row["state"].replace("_", " "),
+            str(row["samples"]),
+            f"{row['last_error']:.4g}",
+            normal,
+            f"{row['suspicion']:.2f}",
+        )
     return table

@@ -92,6 +92,7 @@ class DecisionTable:
         mixtures: the distinct mixtures.
         cells: for each cell an index into `mixtures`.
         prior_bandwidth_bytes_per_s: what the operator says of the link, used until a transfer was seen; 0: unknown.
+        guard_sample: of this share of the coded transfers the sender decodes one frame itself.
 
     Raises:
         FieldError: any of the above does not hold; the field is named.
@@ -108,6 +109,7 @@ class DecisionTable:
     mixtures: tuple[Mixture, ...]
     cells: tuple[int, ...]
     prior_bandwidth_bytes_per_s: float = 0.0
+    guard_sample: float = 0.0
     _class_index: Mapping[str, int] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -115,6 +117,8 @@ class DecisionTable:
             raise FieldError("decision_table.version", f"{self.version} is below 1")
         if not math.isfinite(self.prior_bandwidth_bytes_per_s) or self.prior_bandwidth_bytes_per_s < 0:
             raise FieldError("decision_table.prior_bandwidth_bytes_per_s", "must be finite and not negative")
+        if not 0 <= self.guard_sample <= 1:
+            raise FieldError("decision_table.guard_sample", f"{self.guard_sample} is not in [0, 1]")
         if DEFAULT_CLASS not in self.classes or len(set(self.classes)) != len(self.classes):
             raise FieldError("decision_table.classes", "must hold each class once, and 'default'")
         for name in ("size_edges_bytes", "bandwidth_edges_bytes_per_s", "load_edges"):
@@ -175,6 +179,22 @@ def unit_hash(transfer_id: str, table_version: int) -> float:
     """A number in [0, 1) that depends on the transfer and the table's version only."""
     digest = hashlib.blake2b(f"{transfer_id}/{table_version}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64
+
+
+def is_sampled(transfer_id: str, share: float) -> bool:
+    """Whether the sender checks itself on this transfer; independent of the arm that is drawn for it."""
+    return share > 0 and _hash_fraction(transfer_id.encode(), b"guard") < share
+
+
+def sampled_piece(transfer_id: str, pieces: int) -> int:
+    """Which of a transfer's pieces it checks: each is as likely as the others."""
+    return int(_hash_fraction(transfer_id.encode(), b"piece") * pieces)
+
+
+def _hash_fraction(content: bytes, purpose: bytes) -> float:
+    digest = hashlib.blake2b(content, digest_size=8, person=purpose).digest()
+    # Below 1 even where rounding to a float would make it 1.
+    return (int.from_bytes(digest, "little") >> 11) / 2**53
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,12 @@ from enum import StrEnum
 
 from controld.contract.errors import FieldError
 
+MAX_RECONSTRUCTION_ERROR = 1000.0
+"""Relative errors are stated up to here: what is further off has nothing of the signal left anyway."""
+
+SELF_CHECK_REASON = "self_check"
+"""How the reason of a fall-back begins where a sender could not decode its own frame."""
+
 
 class Half(StrEnum):
     """Who reports. The sender's half is complete; the receiver's is for audit."""
@@ -47,6 +53,9 @@ class Effect:
         expected_bytes, bandwidth_bytes_per_s, load: what the arm was drawn for.
         explored: drawn with less than the largest weight of its cell.
         reason: why a fall-back happened; empty otherwise.
+        reconstruction_error: of one frame that the sender decoded itself: the root of the sum of squared differences
+            over the sum of squares, the worse of keys and values, at most `MAX_RECONSTRUCTION_ERROR`; 0 is exact. None:
+            it did not look.
     """
 
     transfer_id: str
@@ -73,12 +82,20 @@ class Effect:
     load: float = 0.0
     explored: bool = False
     finished_unix_s: float = 0.0
+    reconstruction_error: float | None = None
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0:
                 raise FieldError(f"effect.{name}", f"{value} is not a finite non-negative number", code="effect.number")
+        error = self.reconstruction_error
+        if error is not None and not 0 <= error <= MAX_RECONSTRUCTION_ERROR:
+            raise FieldError(
+                "effect.reconstruction_error",
+                f"{error} is not in [0, {MAX_RECONSTRUCTION_ERROR:g}]",
+                code="effect.number",
+            )
         for name in ("transfer_id", "arm_id", "service_class", "tier", "link_group"):
             if not getattr(self, name):
                 raise FieldError(f"effect.{name}", "is empty", code="effect.empty")

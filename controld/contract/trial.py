@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controld.contract.configuration import Configuration
+from controld.contract.effect import MAX_RECONSTRUCTION_ERROR
 from controld.contract.errors import FieldError
 
 
@@ -70,6 +71,7 @@ class SegmentLoss:
         top1_agreement: share of positions where both name the same most likely token.
         answer_nats: by how much the mean log-likelihood of the true tokens falls when the prompt's KV is coded, in nats
             per token; may be negative by chance. None: not measured.
+        reconstruction_error: of one frame of the segment, defined as an effect's; None: not measured.
     """
 
     prompt_tokens: int
@@ -77,6 +79,7 @@ class SegmentLoss:
     loss_nats: float
     top1_agreement: float
     answer_nats: float | None = None
+    reconstruction_error: float | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.loss_nats):
@@ -87,6 +90,13 @@ class SegmentLoss:
             )
         if self.answer_nats is not None and not math.isfinite(self.answer_nats):
             raise FieldError("segment_loss.answer_nats", f"{self.answer_nats} is not finite", code="trial.number")
+        error = self.reconstruction_error
+        if error is not None and not 0 <= error <= MAX_RECONSTRUCTION_ERROR:
+            raise FieldError(
+                "segment_loss.reconstruction_error",
+                f"{error} is not in [0, {MAX_RECONSTRUCTION_ERROR:g}]",
+                code="trial.number",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

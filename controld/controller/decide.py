@@ -55,7 +55,7 @@ def _decide_table(request: TableRequest, knob: KvTransfer, grid: Grid, previous:
         raise FieldError("table_request.goals", "is empty")
     if previous is not None and _same_question(previous, request, inputs, knob, grid):
         # The old answer is a fixed point; only what is shown as evidence moves on.
-        return replace(previous, classes=inputs)
+        return replace(previous, classes=inputs, guard_sample=request.guard_sample)
     arms = list({candidate.arm_id: candidate.arm for item in inputs for candidate in item.candidates}.values())
     position = {arm.arm_id: index for index, arm in enumerate(arms)}
     in_use = np.concatenate([_in_use(item, position, grid, previous) for item in inputs])
@@ -81,6 +81,7 @@ def _decide_table(request: TableRequest, knob: KvTransfer, grid: Grid, previous:
         cells=mixture_of_cell,
         in_use=in_use,
         prior_bandwidth_bytes_per_s=request.prior_bandwidth_bytes_per_s,
+        guard_sample=request.guard_sample,
     )
 
 

@@ -43,6 +43,10 @@ def transfer_text(explanation: TransferExplanation) -> str:
     observed = _stages(effect.encode_s, effect.wire_s, effect.decode_s, effect.wait_s, effect.wait_s + effect.total_s)
     ratio = f", {effect.raw_bytes / effect.wire_bytes:.2f}x fewer bytes" if effect.wire_bytes else ""
     lines.append(f"observed      {observed}  {effect.path.value}, {effect.verdict.value}{ratio}")
+    if effect.reconstruction_error is not None:
+        lines.append(
+            f"self-check    reconstruction error {effect.reconstruction_error:.4g} in the frame that was looked at"
+        )
     if effect.reason and explanation.cell is not None:
         lines.append(f"reason        {effect.reason}")
     return "\n".join(lines)

@@ -197,6 +197,7 @@ class TableRequest:
         sender_hardware, receiver_hardware: of the planes; profiles from elsewhere are marked foreign.
         pins: arms that must not be used, with reasons.
         prior_bandwidth_bytes_per_s: the operator's word on the link; 0 where unknown.
+        guard_sample: share of the coded transfers in which the sender checks itself.
     """
 
     tier: str
@@ -209,6 +210,7 @@ class TableRequest:
     receiver_hardware: str = ""
     pins: PinBoard = field(default_factory=PinBoard)
     prior_bandwidth_bytes_per_s: float = 0.0
+    guard_sample: float = 0.0
 
     def class_inputs(self) -> tuple[ClassInput, ...]:
         """Each class with raw and the profiles of its workload.

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from controld.candidates.profile import Profile, StageTime
 from controld.contract.decision import DEFAULT_CLASS, RAW
-from controld.contract.effect import Effect, Half, Path, Verdict
+from controld.contract.effect import MAX_RECONSTRUCTION_ERROR, SELF_CHECK_REASON, Effect, Half, Path, Verdict
 from controld.contract.errors import FieldError
 from controld.controller.faults import FaultLedger
 from controld.controller.goals import RAW_OVERHEAD, ClassGoal, ClassInput, profile_candidate, raw_candidate
@@ -29,8 +30,10 @@ from controld.controller.posterior import (
     StageCorrection,
     StagePrior,
 )
+from controld.controller.quality_guard import Expectation, QualityGuard
 
-_FORMAT = 1
+_FORMAT = 2
+_FORMAT_WITHOUT_QUALITY = 1
 _REMEMBERED_TRANSFERS = 512
 _LATE_S = 600.0
 _AHEAD_S = 60.0
@@ -40,6 +43,9 @@ _POOL_DOUBT = 2.0
 
 _EVERY_CODED = "coded"
 """Under this name stands what all coded arms share: bytes take the time that the link takes, whoever coded them."""
+
+
+NO_WORKLOADS: Mapping[str, str] = MappingProxyType({})
 
 
 class Feedback(StrEnum):
@@ -92,6 +98,7 @@ class Learner:
         self._unlearned_classes: frozenset[str] = frozenset()
         self._arms: dict[str, _ArmState] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
+        self.quality = QualityGuard()
         self.counters: dict[Feedback, int] = dict.fromkeys(Feedback, 0)
         self.evidence = 0
 
@@ -103,17 +110,22 @@ class Learner:
         sender_hardware: str = "",
         receiver_hardware: str = "",
         unlearned_classes: Iterable[str] = (),
+        workloads: Mapping[str, str] = NO_WORKLOADS,
     ) -> None:
         """Name the arms that there are. An arm whose profile is another one than before starts fresh.
 
         A configuration that several workloads share is one arm here: its times and ratio come from the newest profile.
 
         Args:
-            unlearned_classes: classes whose transfers teach no times; their refusals and fall-backs count all the same.
+            unlearned_classes: classes whose transfers teach no times; their refusals, fall-backs and errors of
+                reconstruction count all the same.
+            workloads: by service class; a class's errors are compared with its workload's profiles.
         """
         self._unlearned_classes = frozenset(unlearned_classes)
+        known = list(profiles)
+        self._expect(known, workloads)
         newest: dict[str, Profile] = {}
-        for profile in sorted(profiles, key=lambda p: (p.measured_unix_s, p.workload)):
+        for profile in sorted(known, key=lambda p: (p.measured_unix_s, p.workload)):
             newest[profile.arm_id] = profile
         goal = ClassGoal(name=DEFAULT_CLASS, workload="")
         coded = [
@@ -130,6 +142,20 @@ class Learner:
             for row, candidate in enumerate(item.candidates)
         }
         self._drop_other_bases()
+
+    def _expect(self, profiles: Sequence[Profile], workloads: Mapping[str, str]) -> None:
+        models = {profile.model_fingerprint for profile in profiles}
+        if len(models) != 1:
+            # Nothing is known of what is served, so nothing is compared; what broke is kept.
+            self.quality.expect("", {})
+            return
+        expected = {
+            (name, profile.arm_id): Expectation.of(profile)
+            for name, workload in workloads.items()
+            for profile in profiles
+            if profile.workload == workload
+        }
+        self.quality.expect(models.pop(), expected)
 
     def observe(self, effect: Effect, now_unix_s: float) -> Feedback:
         """Learn from one effect, or say why not."""
@@ -149,15 +175,17 @@ class Learner:
         }
 
     def pins(self, now_unix_s: float) -> PinBoard:
-        """Arms that are out of use because their frames were refused or fell back, again and again."""
-        pins = (state.faults.pin(arm_id) for arm_id, state in sorted(self._arms.items()) if arm_id in self._known)
-        return PinBoard(tuple(pin for pin in pins if pin is not None)).at(now_unix_s)
+        """Arms out of use: refused or falling back again and again, or, for a class, worse than they were profiled."""
+        faults = (state.faults.pin(arm_id) for arm_id, state in sorted(self._arms.items()) if arm_id in self._known)
+        broken = (pin for pin in self.quality.pins() if pin.arm_id in self._known)
+        return PinBoard((*(pin for pin in faults if pin is not None), *broken)).at(now_unix_s)
 
     def unpin(self, arm_id: str) -> bool:
-        """Forget an arm's faults; whether there were any."""
+        """Forget an arm's faults and quality breaches; whether there were any."""
+        was_broken = self.quality.release(arm_id)
         state = self._arms.get(arm_id)
         if state is None or state.faults == FaultLedger():
-            return False
+            return was_broken
         state.faults = FaultLedger()
         return True
 
@@ -165,6 +193,9 @@ class Learner:
         numbers = (effect.raw_bytes, effect.wire_bytes, effect.encode_s, effect.wire_s, effect.decode_s)
         times = (effect.bandwidth_bytes_per_s, effect.finished_unix_s, now_unix_s)
         if not all(math.isfinite(x) and x >= 0 for x in (*numbers, *times)):
+            return Feedback.MALFORMED
+        error = effect.reconstruction_error
+        if error is not None and not 0 <= error <= MAX_RECONSTRUCTION_ERROR:
             return Feedback.MALFORMED
         if effect.half is not Half.SENDER:
             return Feedback.RECEIVER_HALF
@@ -179,6 +210,8 @@ class Learner:
         if effect.raw_bytes == 0:
             return Feedback.EMPTY
         self._remember(effect.transfer_id)
+        if error is not None:
+            self.quality.observe(effect, now_unix_s)
         return self._fault_or_times(effect, known, now_unix_s)
 
     def _fault_or_times(self, effect: Effect, known: _KnownArm, now_unix_s: float) -> Feedback:
@@ -187,8 +220,10 @@ class Learner:
             self._fault(effect.arm_id, now_unix_s, effect.reason or "refused by the receiver", refused=True)
             return Feedback.FAULT
         if coded and effect.path is Path.RAW_FALLBACK:
-            self._fault(effect.arm_id, now_unix_s, effect.reason or "fell back to raw", refused=False)
-            return Feedback.FELL_BACK
+            # A sender that cannot decode its own frame says the same as a receiver that refuses it.
+            refused = effect.reason.startswith(SELF_CHECK_REASON)
+            self._fault(effect.arm_id, now_unix_s, effect.reason or "fell back to raw", refused=refused)
+            return Feedback.FAULT if refused else Feedback.FELL_BACK
         # Nobody answers for raw bytes, so what a data plane may say of them is that they were sent.
         believed = (Verdict.VERIFIED,) if coded else (Verdict.VERIFIED, Verdict.UNVERIFIED)
         if effect.verdict not in believed or effect.path not in (Path.CODED, Path.RAW):
@@ -294,6 +329,7 @@ class Learner:
                 }
                 for arm_id, state in self._arms.items()
             },
+            "quality": self.quality.to_document(),
         }
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -305,13 +341,15 @@ class Learner:
         """
         try:
             document = json.loads(text)
-            if document["format"] != _FORMAT:
+            if document["format"] not in (_FORMAT, _FORMAT_WITHOUT_QUALITY):
                 raise FieldError("posteriors.format", f"{document['format']} is not {_FORMAT}")
             if (document["tier"], document["link_group"]) != (self.tier, self.link_group):
                 raise FieldError("posteriors.tier", "belongs to another table")
             arms = {str(arm_id): _arm_from_document(item) for arm_id, item in sorted(document["arms"].items())}
             seen = OrderedDict.fromkeys(str(transfer_id) for transfer_id in document["seen"])
             evidence = int(document["evidence"])
+            # The last thing that can fail: what it restores is not undone.
+            self.quality.restore([] if document["format"] == _FORMAT_WITHOUT_QUALITY else document["quality"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FieldError("posteriors", f"not a learner's state: {error}", code="posteriors.malformed") from error
         self._arms, self._seen, self.evidence = arms, seen, evidence

@@ -53,6 +53,7 @@ class TablePlan:
     cells: Indices
     in_use: Indices
     prior_bandwidth_bytes_per_s: float = 0.0
+    guard_sample: float = 0.0
 
     @property
     def key(self) -> tuple[str, str]:
@@ -78,6 +79,7 @@ class TablePlan:
             mixtures=self.mixtures,
             cells=tuple(self.cells.tolist()),
             prior_bandwidth_bytes_per_s=self.prior_bandwidth_bytes_per_s,
+            guard_sample=self.guard_sample,
         )
 
     def publishes_same_as(self, other: TablePlan) -> bool:
@@ -86,6 +88,7 @@ class TablePlan:
             self.key == other.key
             and self.grid == other.grid
             and self.prior_bandwidth_bytes_per_s == other.prior_bandwidth_bytes_per_s
+            and self.guard_sample == other.guard_sample
             and [item.goal.name for item in self.classes] == [item.goal.name for item in other.classes]
             and self.arms == other.arms
             and self.mixtures == other.mixtures
@@ -106,6 +109,7 @@ class TablePlan:
             # Mostly the choice itself, and then one long run says so.
             "in_use": _run_lengths(np.where(self.in_use == self.winners, _THE_WINNER, self.in_use)),
             "prior_bandwidth_bytes_per_s": self.prior_bandwidth_bytes_per_s,
+            "guard_sample": self.guard_sample,
         }
 
     @classmethod
@@ -131,6 +135,7 @@ class TablePlan:
             cells=cells,
             in_use=np.where(in_use == _THE_WINNER, _winners(mixtures, cells), in_use),
             prior_bandwidth_bytes_per_s=document["prior_bandwidth_bytes_per_s"],
+            guard_sample=document.get("guard_sample", 0.0),
         )
 
 

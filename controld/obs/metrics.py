@@ -36,6 +36,14 @@ class Metrics:
             "controld_transfer_wire_bytes", "Bytes that crossed the link", ["path"], registry=registry
         )
         self.feedback = Counter("controld_feedback", "What was made of effects", ["outcome"], registry=registry)
+        self.arms_out = Gauge(
+            "controld_arms_out_of_use", "Arms and classes that a pin keeps apart", ["kind", "deployment"],
+            registry=registry,
+        )  # fmt: skip
+        self.self_checks = Counter(
+            "controld_self_checks", "Transfers of which the sender decoded a frame itself", ["service_class"],
+            registry=registry,
+        )  # fmt: skip
         self.internal_errors = Counter(
             "controld_internal_errors", "Errors caught at a process edge", ["where"], registry=registry
         )
@@ -48,6 +56,8 @@ class Metrics:
         """
         service_class = effect.service_class if effect.service_class in known_classes else OTHER_CLASS
         self.effects.labels(effect.half.value, service_class, effect.path.value, effect.verdict.value).inc()
+        if effect.reconstruction_error is not None:
+            self.self_checks.labels(service_class).inc()
         if effect.half is Half.SENDER:
             self.raw_bytes.labels(effect.path.value).inc(effect.raw_bytes)
             self.wire_bytes.labels(effect.path.value).inc(effect.wire_bytes)

@@ -15,9 +15,9 @@ from typing import Any
 from controld.candidates.profile import Profile
 from controld.contract.effect import Effect
 from controld.contract.errors import FieldError
-from controld.controller.guard import PinBoard
+from controld.controller.guard import Pin, PinBoard
 from controld.controller.knobs.kv_transfer import KvTransfer
-from controld.controller.learner import Feedback, Learner
+from controld.controller.learner import NO_WORKLOADS, Feedback, Learner
 from controld.controller.posterior import StageCorrection
 from controld.fleet.published import Selector
 from controld.planning.plane import LINK_GROUP, Place
@@ -42,6 +42,7 @@ class Lessons:
         place: profiles are chosen by it.
         profiles: the candidates that effects are compared with.
         unlearned: classes that teach nothing.
+        workloads: by service class: whose profiles judge its quality.
         agents: whose effects these are.
         learners: by (tier, link group).
     """
@@ -49,15 +50,22 @@ class Lessons:
     place: Place = field(default_factory=Place)
     profiles: tuple[Profile, ...] = ()
     unlearned: tuple[str, ...] = ()
+    workloads: Mapping[str, str] = field(default_factory=dict)
     agents: set[str] = field(default_factory=set)
     learners: dict[TableKey, Learner] = field(default_factory=dict)
 
-    def set_candidates(self, place: Place, profiles: Sequence[Profile], unlearned: Sequence[str]) -> bool:
+    def set_candidates(
+        self,
+        place: Place,
+        profiles: Sequence[Profile],
+        unlearned: Sequence[str],
+        workloads: Mapping[str, str] = NO_WORKLOADS,
+    ) -> bool:
         """Compare with these from now on; whether they are others than before."""
-        candidates = (place, tuple(profiles), tuple(unlearned))
-        if candidates == (self.place, self.profiles, self.unlearned):
+        candidates = (place, tuple(profiles), tuple(unlearned), dict(workloads))
+        if candidates == (self.place, self.profiles, self.unlearned, self.workloads):
             return False
-        self.place, self.profiles, self.unlearned = candidates
+        self.place, self.profiles, self.unlearned, self.workloads = candidates
         for learner in self.learners.values():
             self._inform(learner)
         return True
@@ -82,6 +90,7 @@ class Lessons:
             sender_hardware=self.place.sender_hardware,
             receiver_hardware=self.place.receiver_hardware,
             unlearned_classes=self.unlearned,
+            workloads=self.workloads,
         )
 
     def to_document(self) -> dict[str, Any]:
@@ -90,6 +99,7 @@ class Lessons:
             "place": self.place.to_document(),
             "profiles": [profile.to_document() for profile in self.profiles],
             "unlearned": list(self.unlearned),
+            "workloads": dict(self.workloads),
             "agents": sorted(self.agents),
             "learners": [learner.to_json() for _, learner in sorted(self.learners.items())],
         }
@@ -102,6 +112,8 @@ class Lessons:
             Place.from_document(document["place"]),
             [Profile.from_document(item) for item in document["profiles"]],
             document["unlearned"],
+            # A checkpoint of before the guard has none; the next plan names them.
+            document.get("workloads", {}),
         )
         for text in document["learners"]:
             header = json.loads(text)
@@ -221,6 +233,21 @@ class Learning:
     def is_dirty(self) -> bool:
         """Whether effects were learned since the last checkpoint."""
         return self.position != self._checkpointed_position
+
+    async def release(self, arm_id: str, selector: Selector, now_unix_s: float) -> list[Pin]:
+        """Take an arm's pins off, durably; which there were.
+
+        Raises:
+            StoreError: it could not be written down; a restart before the next checkpoint would bring them back.
+        """
+        released: list[Pin] = []
+        for learner in self.for_selector(selector).learners.values():
+            pins = [pin for pin in learner.pins(now_unix_s).pins if pin.arm_id == arm_id]
+            if pins and learner.unpin(arm_id):
+                released += pins
+        if released:
+            await self.checkpoint()
+        return released
 
     def to_document(self) -> list[dict[str, Any]]:
         """All posteriors, for people and for comparing two daemons."""

@@ -93,6 +93,11 @@ def unlearned_classes(policy: Policy) -> tuple[str, ...]:
     return tuple(c.name for c in policy.classes if not c.rule.learn)
 
 
+def class_workloads(policy: Policy) -> dict[str, str]:
+    """By service class: whose profiles judge its quality."""
+    return {service_class.name: service_class.workload for service_class in policy.classes}
+
+
 def tiers_of(policy: Policy) -> tuple[Tier, ...]:
     """The tiers that any class of the policy names, in a fixed order."""
     return tuple(tier for tier in Tier if any(tier in c.tiers for c in policy.classes))
@@ -131,6 +136,7 @@ def table_requests(
                 receiver_hardware=place.receiver_hardware,
                 pins=pins,
                 prior_bandwidth_bytes_per_s=link.rate_bytes_per_s if link else 0.0,
+                guard_sample=policy.guard.sample_share,
             )
         )
     return requests

@@ -15,6 +15,7 @@ from controld.contract.errors import ControldError
 from controld.contract.snapshot import ClassRules
 from controld.contract.telemetry import Telemetry
 from controld.controller.decide import decide
+from controld.controller.guard import Pin
 from controld.controller.plan import Plan, plan_equal
 from controld.fleet.published import Selector
 from controld.fleet.server import FleetServer
@@ -26,6 +27,7 @@ from controld.planning.plane import (
     LINK_GROUP,
     artefact_of,
     class_rules_of,
+    class_workloads,
     observe_place,
     profiles_for,
     ready_profiles,
@@ -85,7 +87,7 @@ class Planner:
         self._offered: dict[Selector, frozenset[str]] = {}
         self._waiting_for_artefacts: dict[Selector, bool] = {}
         self._published_rules: dict[Selector, ClassRules] = {}
-        self._pinned: dict[Selector, frozenset[str]] = {}
+        self._pinned: dict[Selector, frozenset[tuple[str, str]]] = {}
         self._tenants = TenantLedger()
         self._shares: dict[Selector, dict[str, dict[str, float]]] = {}
         self._wake = asyncio.Event()
@@ -257,7 +259,7 @@ class Planner:
         self.alarms[selector] = alarm
         for tier in tiers_of(policy):
             lessons.learner(tier.value, LINK_GROUP)
-        if lessons.set_candidates(place, measured, unlearned_classes(policy)):
+        if lessons.set_candidates(place, measured, unlearned_classes(policy), class_workloads(policy)):
             # A replay must compare with the same candidates, from this position on.
             await self._checkpoint()
         now_unix_s = self._clock.unix_s()
@@ -307,17 +309,43 @@ class Planner:
 
     async def _note_pins(self, selector: Selector, learned: Mapping[TableKey, Learned]) -> None:
         """Write down which arms were taken out of use, and which came back."""
-        pins = {pin.arm_id: pin.reason for _, board in learned.values() for pin in board.pins}
+        pins = {(pin.arm_id, pin.service_class): pin.reason for _, board in learned.values() for pin in board.pins}
         before = self._pinned.get(selector, frozenset())
-        for arm_id in pins.keys() - before:
-            _log.warning("arm out of use", extra={"arm_id": arm_id, "reason": pins[arm_id]})
-            await self._audit(AuditEvent.ARM_PINNED_OFF, selector, arm_id, pins[arm_id])
-        for arm_id in before - pins.keys():
-            await self._audit(AuditEvent.ARM_RELEASED, selector, arm_id, "")
+        for pinned in sorted(pins.keys() - before):
+            _log.warning("arm out of use", extra={"arm_id": pinned[0], "class": pinned[1], "reason": pins[pinned]})
+            await self._audit(AuditEvent.ARM_PINNED_OFF, selector, pinned, pins[pinned])
+        for pinned in sorted(before - pins.keys()):
+            await self._audit(AuditEvent.ARM_RELEASED, selector, pinned, "")
         self._pinned[selector] = frozenset(pins)
+        self._metrics.arms_out.labels(selector.kind, selector.deployment).set(len(pins))
 
-    async def _audit(self, event: AuditEvent, selector: Selector, arm_id: str, reason: str) -> None:
-        document = {"kind": selector.kind, "deployment": selector.deployment, "arm_id": arm_id, "reason": reason}
+    async def release(self, arm_id: str, deployment: str | None) -> list[tuple[Selector, Pin]]:
+        """A person's word that an arm may be used again; the pins that there were.
+
+        Args:
+            deployment: of the planes; None: wherever it is pinned.
+
+        Raises:
+            StoreError: it could not be written down.
+        """
+        released = []
+        for selector in sorted(self.learning.lessons, key=lambda s: (s.kind, s.deployment)):
+            if deployment not in (None, selector.deployment):
+                continue
+            for pin in await self.learning.release(arm_id, selector, self._clock.unix_s()):
+                released.append((selector, pin))
+                await self._audit(AuditEvent.ARM_RELEASED, selector, (arm_id, pin.service_class), "by the operator")
+                self._pinned[selector] = self._pinned.get(selector, frozenset()) - {(arm_id, pin.service_class)}
+        if released:
+            self.wake()
+        return released
+
+    async def _audit(self, event: AuditEvent, selector: Selector, pinned: tuple[str, str], reason: str) -> None:
+        arm_id, service_class = pinned
+        document = {
+            "kind": selector.kind, "deployment": selector.deployment, "arm_id": arm_id,
+            "service_class": service_class, "reason": reason,
+        }  # fmt: skip
         await self._store.audit.append(event, json.dumps(document, sort_keys=True))
 
     async def _withdraw(self, named: set[Selector], generation: int) -> int:

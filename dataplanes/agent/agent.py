@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from controld.contract.clock import Clock, SystemClock
 from controld.contract.configuration import Configuration
-from controld.contract.decision import DEFAULT_CLASS, Drawn, match_class
+from controld.contract.decision import DEFAULT_CLASS, Drawn, is_sampled, match_class
 from controld.contract.effect import Effect, Half
 from controld.contract.fair_queue import Tenancy
 from controld.contract.rpc import fleet_pb2 as pb
@@ -202,11 +202,9 @@ class Agent:
                 if bandwidth_bytes_per_s <= 0.0:
                     return self._raw(RawReason.BANDWIDTH_UNKNOWN, table.version)
             load = link.offered_bytes_per_s / bandwidth_bytes_per_s if link is not None else 0.0
-            return Draw(
-                table.draw(transfer_id, service_class, raw_bytes, bandwidth_bytes_per_s, load),
-                bandwidth_bytes_per_s,
-                load,
-            )
+            drawn = table.draw(transfer_id, service_class, raw_bytes, bandwidth_bytes_per_s, load)
+            self_check = drawn.arm.configuration is not None and is_sampled(transfer_id, table.guard_sample)
+            return Draw(drawn, bandwidth_bytes_per_s, load, self_check=self_check)
         except Exception as error:  # noqa: BLE001 - the edge towards the data plane
             self._edge.caught("draw", error)
             return self._raw(RawReason.INTERNAL_ERROR, 0)

@@ -28,9 +28,11 @@ class Draw:
         bandwidth_bytes_per_s: the estimate, or the table's prior; 0 where neither was known.
         load: raw bytes per second offered / bandwidth.
         reason: why it is raw without a look at the table; None where the table decided.
+        self_check: whether the sender decodes one frame of this transfer itself and reports its error.
     """
 
     drawn: Drawn
     bandwidth_bytes_per_s: float
     load: float
     reason: RawReason | None = None
+    self_check: bool = False

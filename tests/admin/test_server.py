@@ -61,6 +61,14 @@ class RecordedBackend:
     async def posteriors(self) -> list[dict[str, Any]]:
         return []
 
+    async def pins(self) -> list[dict[str, Any]]:
+        return [{"arm_id": "a"}]
+
+    async def release(self, arm_id: str, deployment: str | None) -> dict[str, Any]:
+        if arm_id == "unknown":
+            raise NotFoundError(f"no arm {arm_id} is out of use")
+        return {"arm_id": arm_id, "deployment": deployment}
+
     async def policies(self) -> dict[str, Any]:
         return {"generation": 1}
 
@@ -262,3 +270,15 @@ async def test_openapi_describes_every_route_that_is_served(served) -> None:  # 
     router = server._application.router
     routed = {(route.resource.canonical, route.method) for route in router.routes() if route.method != "HEAD"}
     assert described == routed - {("/v1/openapi.json", "GET")}
+
+
+async def test_an_arm_is_released_by_name(served) -> None:  # type: ignore[no-untyped-def]
+    client, _, _ = served
+    async with client.get("/v1/pins") as response:
+        assert await response.json() == {"pins": [{"arm_id": "a"}]}
+    async with client.post("/v1/pins/9c1e/release?deployment=chat") as response:
+        assert await response.json() == {"arm_id": "9c1e", "deployment": "chat"}
+    async with client.post("/v1/pins/unknown/release") as response:
+        assert response.status == 404
+    async with client.post("/v1/pins/9c1e/release?class=chat") as response:
+        assert response.status == 400

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
@@ -218,3 +219,16 @@ def test_a_mixture_is_drawn_by_transfer_and_version_alone(served, make_table, ma
     draws = [agent.draw(transfer_id=f"t{n}", **TRANSFER).drawn for n in range(400)]
     assert draws == [table.draw(f"t{n}", "chat", 14e6, 1e7, 0.0) for n in range(400)]
     assert 60 < sum(drawn.explored for drawn in draws) < 140
+
+
+def test_a_share_of_the_coded_transfers_is_to_check_itself(served, make_table, make_snapshot):
+    agent, stream = served
+    assert not any(agent.draw(transfer_id=f"t{n}", **TRANSFER).self_check for n in range(500)), "nobody asked for it"
+    for version, arm in ((2, 1), (3, 0)):
+        table = dataclasses.replace(make_table(version=version, arm=arm), guard_sample=0.2)
+        stream.send(snapshot=make_snapshot(version, table=table))
+        stream.wait_for("ack", version)
+        draws = [agent.draw(transfer_id=f"t{n}", **TRANSFER) for n in range(500)]
+        assert {draw.drawn.table_version for draw in draws} == {version}
+        share = sum(draw.self_check for draw in draws) / len(draws)
+        assert share == (pytest.approx(0.2, abs=0.06) if arm else 0), "raw has nothing to decode"

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import pytest
 
 from controld.candidates.distill import distill, pareto_front, select_profiles
@@ -110,3 +113,33 @@ def test_profiles_of_this_place_win_and_quality_never_crosses_models_or_workload
 def test_the_front_drops_what_another_profile_beats() -> None:
     bits, entropy = distill([trial({(256, 0): 0.01, (256, 1): 0.01})])
     assert pareto_front([bits, entropy]) == [entropy]
+
+
+def test_errors_of_reconstruction_are_averaged_over_all_segments_as_logarithms() -> None:
+    def measured(*errors: float | None) -> TrialMeasurement:
+        losses = tuple(
+            SegmentLoss(prompt_tokens=256, segment=n, loss_nats=0.01, top1_agreement=1.0, reconstruction_error=error)
+            for n, error in enumerate(errors)
+        )
+        return dataclasses.replace(trial({}), losses=losses)
+
+    (one, _) = distill([measured(0.02, 0.08, None, 0.0)])
+    assert one.error_mean == pytest.approx(0.04)
+    assert one.error_log_sd == pytest.approx(math.log(4) / math.sqrt(2))
+    assert one.error_samples == 2, "what was stored raw and what was not measured say nothing of the codec"
+    (exact, _) = distill([measured(0.0, 0.0, 0.0)])
+    assert (exact.error_mean, exact.error_log_sd, exact.error_samples) == (0.0, 0.0, 3)
+    (silent, _) = distill([measured(None, None)])
+    assert silent.error_samples == 0
+
+
+def test_the_length_with_the_largest_errors_says_what_is_normal() -> None:
+    """A finely coded end of the request is most of a short prompt and little of the long ones that are served."""
+    losses = tuple(
+        SegmentLoss(prompt_tokens=tokens, segment=n, loss_nats=0.01, top1_agreement=1.0, reconstruction_error=error)
+        for tokens, errors in ((256, (0.01, 0.02, 0.01)), (2048, (0.04, 0.05)))
+        for n, error in enumerate(errors)
+    )
+    (one, _) = distill([dataclasses.replace(trial({}), losses=losses)])
+    assert one.error_mean == pytest.approx(math.sqrt(0.04 * 0.05))
+    assert one.error_samples == 2

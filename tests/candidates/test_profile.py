@@ -99,6 +99,10 @@ def test_json_round_trip(samples: int) -> None:
         {"loss_se_nats": -1.0},
         {"arm_id": "0123456789abcdef"},
         {"loss_upper_nats": 0.001},
+        {"error_mean": math.nan},
+        {"error_mean": 1e9},
+        {"error_log_sd": math.inf},
+        {"error_samples": -1},
     ],
 )
 def test_impossible_profiles_are_refused(changes: dict[str, object]) -> None:
@@ -110,3 +114,14 @@ def test_impossible_profiles_are_refused(changes: dict[str, object]) -> None:
 def test_other_documents_are_refused(text: str) -> None:
     with pytest.raises(FieldError):
         Profile.from_json(text)
+
+
+def test_a_document_of_before_reconstruction_errors_is_a_profile_without_any() -> None:
+    whole = profile(error_mean=0.03, error_log_sd=0.1, error_samples=12)
+    assert Profile.from_json(whole.to_json()) == whole
+    document = whole.to_document()
+    for name in ("error_mean", "error_log_sd", "error_samples"):
+        del document[name]
+    old = Profile.from_document(document)
+    assert old.error_samples == 0
+    assert (old.arm_id, old.quality_key, old.objectives) == (whole.arm_id, whole.quality_key, whole.objectives)

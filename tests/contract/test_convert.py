@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from controld.contract.configuration import Configuration
 from controld.contract.decision import RAW, RECOMPUTE, Arm, ClassRule, DecisionTable, Mixture
-from controld.contract.effect import Effect, Half, Path, Verdict
+from controld.contract.effect import MAX_RECONSTRUCTION_ERROR, Effect, Half, Path, Verdict
 from controld.contract.errors import FieldError
 from controld.contract.rpc import convert
 from controld.contract.rpc import fleet_pb2 as pb
@@ -59,9 +59,11 @@ def decision_tables(draw: st.DrawFn) -> DecisionTable:
         mixtures=tuple(mixtures),
         cells=tuple(cells),
         prior_bandwidth_bytes_per_s=draw(NUMBERS),
+        guard_sample=draw(st.floats(0, 1)),
     )
 
 
+ERRORS = st.none() | st.floats(0, MAX_RECONSTRUCTION_ERROR)
 EFFECTS = st.builds(
     Effect,
     transfer_id=NAMES,
@@ -88,6 +90,7 @@ EFFECTS = st.builds(
     load=NUMBERS,
     explored=st.booleans(),
     finished_unix_s=NUMBERS,
+    reconstruction_error=ERRORS,
 )
 RULES = st.builds(
     ClassRule,
@@ -141,6 +144,7 @@ LOSSES = st.builds(
     loss_nats=st.floats(allow_nan=False, allow_infinity=False),
     top1_agreement=st.floats(0, 1),
     answer_nats=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    reconstruction_error=ERRORS,
 )
 MEASUREMENTS = st.builds(
     CoderMeasurement,
@@ -286,6 +290,8 @@ def a_table() -> pb.DecisionTable:
         ({"cells": [1]}, "decision_table.cells"),
         ({"cells": []}, "decision_table.cells"),
         ({"prior_bandwidth_bytes_per_s": -1.0}, "decision_table.prior_bandwidth_bytes_per_s"),
+        ({"guard_sample": 1.5}, "decision_table.guard_sample"),
+        ({"guard_sample": math.nan}, "decision_table.guard_sample"),
     ],
 )
 def test_a_malformed_table_is_refused_by_field(change: dict[str, Any], field: str) -> None:
@@ -320,3 +326,21 @@ def test_any_bytes_are_a_valid_effect_or_refused_by_field(data: bytes) -> None:
         assert error.field.startswith("effect.")
     else:
         assert math.isfinite(effect.total_s)
+
+
+@pytest.mark.parametrize("error", [math.nan, math.inf, -1e-9, 1e9])
+def test_an_impossible_reconstruction_error_is_refused_by_field(error: float) -> None:
+    message = pb.Effect(
+        seq=1, transfer_id="t", half="sender", arm_id="a", service_class="c", tier="pd", link_group="default",
+        path="coded", verdict="verified",
+    )  # fmt: skip
+    assert convert.effect_from_proto(message).reconstruction_error is None
+    message.reconstruction_error = 0.0
+    assert convert.effect_from_proto(message).reconstruction_error == 0.0
+    message.reconstruction_error = error
+    with pytest.raises(FieldError, match=r"effect\.reconstruction_error"):
+        convert.effect_from_proto(message)
+    loss = pb.SegmentLoss(prompt_tokens=256, top1_agreement=1.0, reconstruction_error=error)
+    result = pb.TrialResult(study_id="s", trial_id="t", status="measured", losses=[loss])
+    with pytest.raises(FieldError, match=r"segment_loss\.reconstruction_error"):
+        convert.trial_outcome_from_proto(result)

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controld.contract.configuration import Configuration
-from controld.contract.decision import Arm, ClassRule, DecisionTable, Mixture, match_class
+from controld.contract.decision import (
+    Arm,
+    ClassRule,
+    DecisionTable,
+    Mixture,
+    is_sampled,
+    match_class,
+    sampled_piece,
+)
 from controld.contract.errors import FieldError
 
 CONFIGURATION = Configuration({"code": "bitpack", "key_levels": 12})
@@ -75,6 +83,8 @@ def test_draws_follow_the_weights_and_repeat() -> None:
         ({"cells": (5,) * 24}, "cells"),
         ({"mixtures": (Mixture((3,), (1.0,)),)}, "mixtures"),
         ({"prior_bandwidth_bytes_per_s": -1.0}, "prior_bandwidth"),
+        ({"guard_sample": -0.1}, "guard_sample"),
+        ({"guard_sample": float("nan")}, "guard_sample"),
     ],
 )
 def test_a_broken_table_is_refused_by_field(changes: dict[str, object], field: str) -> None:
@@ -104,3 +114,19 @@ def test_the_first_matching_class_wins() -> None:
     assert match_class(rules, extra_key="class=chat", priority=5) == "chat"
     assert match_class(rules, extra_key="other", priority=5) == "urgent"
     assert match_class(rules, extra_key=None, priority=None) is None
+
+
+def test_the_sampled_share_of_transfers_is_the_same_everywhere_and_blind_to_the_arm() -> None:
+    decisions = table()
+    names = [f"t{i}" for i in range(20_000)]
+    sampled = [name for name in names if is_sampled(name, 0.05)]
+    assert len(sampled) / len(names) == pytest.approx(0.05, abs=0.006)
+    assert sampled == [name for name in names if is_sampled(name, 0.05)]
+    assert set(sampled) <= {name for name in names if is_sampled(name, 0.06)}, "more is more of the same"
+    assert not any(is_sampled(name, 0.0) for name in names)
+    assert all(is_sampled(name, 1.0) for name in names)
+    explored = sum(decisions.draw(name, "default", 5e6, 1e5, 0.1).explored for name in sampled)
+    assert explored / len(sampled) == pytest.approx(0.1, abs=0.04)
+    pieces = Counter(sampled_piece(name, 4) for name in sampled)
+    assert sorted(pieces) == [0, 1, 2, 3]
+    assert min(pieces.values()) > 0.15 * len(sampled)

@@ -100,7 +100,7 @@ def test_a_transfer_joins_decision_and_effect(table: TablePlan, profile: Build, 
     done = effect(
         arm_id=p.arm_id, service_class="chat", wire_bytes=2_800_000, encode_s=0.024, wire_s=0.32, decode_s=0.012,
         total_s=0.36, path=Path.CODED, chunks=4, bandwidth_bytes_per_s=78e6 / 8, load=0.25, table_version=42,
-        expected_bytes=14e6,
+        expected_bytes=14e6, reconstruction_error=0.0312,
     )  # fmt: skip
     explanation = explain_transfer(table, done, receiver=done)
     assert explanation.predicted is not None
@@ -115,6 +115,7 @@ def test_a_transfer_joins_decision_and_effect(table: TablePlan, profile: Build, 
         "verified",
         "64 Mbit/s",
         "none yet",
+        "reconstruction error 0.0312",
     ):
         assert part in text, part
     document = json.loads(json.dumps(explanation.to_document(), allow_nan=False))

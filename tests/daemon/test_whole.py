@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -211,3 +212,30 @@ def test_status_shows_tenants_and_how_alike_they_were_slowed_down(
         assert f'controld_tenant_raw_bytes_total{{deployment="{DEPLOYMENT}",tenant="acme"}} 2.8e+07' in daemon.text(
             "/metrics"
         )
+
+
+def test_a_worse_codec_is_an_alarm_until_a_person_releases_it(
+    daemon: Daemon, agent: Agent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No profile says what is normal here, so the first twenty checked transfers do."""
+    with daemon:
+        wait_until(lambda: coded_in_slow_cell(agent), "the agent draws the coded arm")
+        for number in range(23):
+            checked = 0.02 if number < 20 else 0.2
+            agent.report(dataclasses.replace(effect(number), reconstruction_error=checked))
+        wait_until(lambda: not coded_in_slow_cell(agent), "the arm is out of the table")
+        status = daemon.get("/v1/status")
+        (alarm,) = status["alarms"]
+        assert f"{CODED.config_id} is out of use for class chat: reconstruction error 10 times" in alarm["what"]
+        (row,) = status["guard"]
+        assert (row["state"], row["samples"], row["normal_from"]) == ("pinned_off", 23, "first samples")
+        (pin,) = daemon.get("/v1/pins")["pins"]
+        assert (pin["arm_id"], pin["service_class"], pin["until_unix_s"]) == (CODED.config_id, "chat", None)
+        assert 'controld_self_checks_total{service_class="chat"} 23.0' in daemon.text("/metrics")
+        assert main(["--config", str(daemon.config), "status"]) == 0
+        assert "Quality guard" in capsys.readouterr().out
+        assert main(["--config", str(daemon.config), "release", "0123456789abcdef"]) == 1
+        assert main(["--config", str(daemon.config), "release", CODED.config_id]) == 0
+        assert "may be used again for class chat; it was out: reconstruction error" in capsys.readouterr().out
+        wait_until(lambda: coded_in_slow_cell(agent), "the arm is back")
+        assert daemon.get("/v1/status")["alarms"] == []

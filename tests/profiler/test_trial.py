@@ -65,11 +65,13 @@ def test_a_lossless_part_loses_nothing(runner: TrialRunner) -> None:
     outcome = runner.run(task(LOSSLESS))
     assert outcome.status is TrialStatus.MEASURED
     assert {(loss.loss_nats, loss.top1_agreement, loss.answer_nats) for loss in outcome.losses} == {(0.0, 1.0, 0.0)}
+    assert {loss.reconstruction_error for loss in outcome.losses} == {0.0}
 
 
 def test_every_segment_has_a_loss_and_every_coder_its_costs(runner: TrialRunner) -> None:
     outcome = runner.run(task(levels(8, 4)))
     assert [(loss.prompt_tokens, loss.segment) for loss in outcome.losses] == [(64, 0), (64, 1), (200, 0), (200, 1)]
+    assert all(0.01 < (loss.reconstruction_error or 0.0) < 0.5 for loss in outcome.losses)
     measured = {(c.code, c.prompt_tokens, c.segment) for c in outcome.coders}
     assert measured >= {(code, tokens, 0) for code in ("entropy", "zstd") for tokens in (64, 200)}
     assert measured >= {("entropy", tokens, 1) for tokens in (64, 200)}

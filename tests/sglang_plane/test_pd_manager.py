@@ -21,16 +21,21 @@ import numpy as np
 import pytest
 import torch
 
+from controld.candidates.profile import Profile, StageTime
 from controld.contract.configuration import Configuration
 from controld.contract.decision import RAW, Arm, Drawn
 from controld.contract.effect import Effect, Half, Verdict
 from controld.contract.effect import Path as EffectPath
 from controld.contract.fair_queue import Tenancy
+from controld.controller.knobs.kv_transfer import KvTransfer
+from controld.controller.learner import Learner
 from dataplanes.agent import Draw
-from dataplanes.kvcodec import KVCodec
+from dataplanes.kvcodec import FrameError, FrameErrorReason, KVCodec
+from dataplanes.kvcodec.reconstruction import reconstruction_error
 from dataplanes.sglang import cpu_support
 from dataplanes.sglang.pd import lane
 from dataplanes.sglang.pd import plane as plane_module
+from dataplanes.sglang.pd import self_check as self_check_module
 from dataplanes.sglang.pd import sender as sender_module
 from dataplanes.sglang.pd.faults import Faults
 from dataplanes.sglang.pd.plane import PdPlane
@@ -159,6 +164,7 @@ class FixedAgent:
 
     def forget(self) -> None:
         self.arm = Arm(RAW)
+        self.self_check = False
         self.effects: list[Effect] = []
         self.counts: dict[str, int] = {}
         self.wire: list[dict[str, Any]] = []
@@ -187,7 +193,7 @@ class FixedAgent:
 
     def draw(self, **asked: Any) -> Draw:
         self.draws.append(asked)
-        return Draw(Drawn(self.arm, False, 0, 7), 1e6, 0.1)
+        return Draw(Drawn(self.arm, False, 0, 7), 1e6, 0.1, self_check=self.self_check)
 
     def offered(self, *, raw_bytes: int, **_: Any) -> None:
         self.backlog.append(raw_bytes)
@@ -858,12 +864,16 @@ def test_a_plane_that_cannot_be_made_leaves_sglang_s_manager(rig: Rig) -> None:
         raise OSError("no processor has a name here")
 
     stock = type(rig.decode.manager).__mro__[1]
+    engine = rig.decode.engine
+    registered = list(engine.regions[engine.session])
     manager = build_manager_class(stock, broken)(
         rig.decode._kv_args(), DisaggregationMode("decode"), rig.server_args, False
     )
     assert type(manager) is stock
     assert len(manager.build_receiver_registration_message()) == 20
     manager.teardown()
+    # It took the pool of the rig's own manager back, for both have one engine.
+    engine.regions[engine.session] = registered
 
 
 def test_a_plane_that_cannot_be_built_tells_why_and_goes_raw(
@@ -877,3 +887,114 @@ def test_a_plane_that_cannot_be_built_tells_why_and_goes_raw(
     assert "no staging" in rig.prefill.agent.reason
     assert rig.succeeded([1, 2], [3, 4], 32)
     assert torch.equal(rig.got([3, 4], 32), rig.sent([1, 2], 32))
+
+
+def test_a_sampled_transfer_tells_how_far_off_its_frames_are(rig: Rig) -> None:
+    coded(rig)
+    rig.prefill.agent.self_check = True
+    source, target, tokens = list(range(3, 63)), list(range(100, 160)), 60 * PAGE_TOKENS - 5
+    before = rig.prefill.pool.clone()
+    assert rig.succeeded(source, target, tokens)
+
+    effect = rig.effect()
+    sent, got = rig.sent(source, tokens), rig.got(target, tokens)
+    whole = reconstruction_error([[(sent[:LAYERS], got[:LAYERS])], [(sent[LAYERS:], got[LAYERS:])]])
+    assert effect.reconstruction_error == pytest.approx(whole, rel=0.02)
+    assert 0.01 < whole < 0.05
+    assert (effect.path, effect.verdict, effect.reason) == (EffectPath.CODED, Verdict.VERIFIED, "")
+    assert torch.equal(rig.prefill.pool, before), "the look writes nothing into the pool"
+    rig.prefill.agent.self_check = False
+    assert rig.succeeded(source, target, tokens)
+    assert rig.effect(2).reconstruction_error is None
+
+
+def test_of_a_chunked_transfer_one_frame_is_looked_at(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    coded(rig)
+    rig.prefill.agent.self_check = True
+    looks = []
+    real = self_check_module.decode_frame
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        looks.append(1)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(self_check_module, "decode_frame", count)
+    assert rig.succeeded(list(range(14)), list(range(50, 64)), 14 * PAGE_TOKENS, chunk_pages=2)
+    assert rig.effect().chunks == 7
+    assert rig.effect().reconstruction_error is not None
+    assert len(looks) == 1
+
+
+def test_a_lossless_codec_is_exact_to_the_last_bit_of_the_look(rig: Rig) -> None:
+    coded(rig, LOSSLESS)
+    rig.prefill.agent.self_check = True
+    rig.prefill.pool[3, 5 * PAGE_TOKENS] = float("inf")
+    rig.prefill.pool[4, 5 * PAGE_TOKENS + 1] = float("nan")
+    assert rig.succeeded([5, 9, 7], [1, 3, 2], 3 * PAGE_TOKENS)
+    assert rig.effect().reconstruction_error == 0.0
+
+
+@pytest.mark.parametrize(
+    ("raised", "reason"),
+    [
+        (FrameError(FrameErrorReason.CHECKSUM, "not ours"), "self_check:checksum"),
+        (MemoryError("no room"), "self_check:exception:MemoryError"),
+    ],
+)
+def test_a_sender_that_cannot_decode_its_own_frame_says_so_and_goes_on_raw(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, raised: Exception, reason: str
+) -> None:
+    coded(rig)
+    rig.prefill.agent.self_check = True
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(self_check_module, "decode_frame", refuse)
+    assert rig.succeeded(list(range(8)), list(range(8, 16)), 8 * PAGE_TOKENS, chunk_pages=2)
+    effect = rig.effect()
+    assert (effect.path, effect.reason, effect.reconstruction_error) == (EffectPath.RAW_FALLBACK, reason, None)
+    assert torch.equal(rig.got(range(10, 16), 6 * PAGE_TOKENS), rig.sent(range(2, 8), 6 * PAGE_TOKENS))
+    assert rig.prefill.agent.counts[f"pd.raw.{reason}"] == 1
+
+
+def test_a_codec_made_worse_behind_its_back_is_pinned_off(rig: Rig) -> None:
+    """The hidden switch: under the arm's name half the levels, as a wrong scale would have it."""
+    coded(rig)
+    rig.prefill.agent.self_check = True
+    source, target, tokens = list(range(12)), list(range(60, 72)), 12 * PAGE_TOKENS
+
+    def error(number: int) -> Effect:
+        rig.fill(number)
+        assert rig.succeeded(source, target, tokens)
+        return rig.effect(number)
+
+    healthy = [error(number) for number in range(1, 6)]
+    errors = [effect.reconstruction_error or 0.0 for effect in healthy]
+    learner = Learner("pd", "default", KvTransfer())
+    measured = Profile(
+        configuration=LEVELS, workload="general", model_fingerprint="m", loss_mean_nats=0.01, loss_se_nats=0.001,
+        loss_samples=5, worst_prompt_tokens=256, ratio=2.0, encode=StageTime(1e-3, 5e-9),
+        decode=StageTime(1e-3, 5e-9), median_transfer_bytes=1e6, error_mean=float(np.exp(np.mean(np.log(errors)))),
+        error_log_sd=float(np.std(np.log(errors), ddof=1)), error_samples=len(errors),
+    )  # fmt: skip
+    learner.set_candidates([measured], workloads={"default": "general"})
+    for number in range(6, 12):
+        effect = error(number)
+        learner.observe(effect, effect.finished_unix_s)
+    assert learner.pins(time.time()).pins == ()
+
+    sender = rig.prefill.manager.controld_plane.sender
+    sender._parts = dataclasses.replace(sender._parts, faults=Faults(coarse_codec_from=1))
+    bad = 0
+    while not learner.pins(time.time()).pins:
+        bad += 1
+        assert bad <= 4, "it should be out by now"
+        effect = error(11 + bad)
+        assert (effect.arm_id, effect.verdict) == (LEVELS.config_id, Verdict.VERIFIED), "nobody else has seen anything"
+        learner.observe(effect, effect.finished_unix_s)
+    assert bad == 3
+    (pin,) = learner.pins(time.time()).pins
+    assert (pin.arm_id, pin.service_class) == (LEVELS.config_id, "default")
+    assert "2 times the profiled" in pin.reason
+    sender._parts = dataclasses.replace(sender._parts, faults=Faults())

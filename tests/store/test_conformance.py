@@ -376,3 +376,10 @@ async def test_a_closed_store_says_so(store: Store) -> None:
         with pytest.raises(StoreError) as caught:
             await attempt
         assert caught.value.code == "store.closed"
+
+
+async def test_a_checked_effect_keeps_its_error_and_others_keep_none(store: Store) -> None:
+    effects = [effect("t1", reconstruction_error=0.031), effect("t2", reconstruction_error=0.0), effect("t3")]
+    await store.effects.append("a", "i", [record(n + 1, e) for n, e in enumerate(effects)], up_to_seq=3)
+    kept = [r.effect.reconstruction_error for _, r in await store.effects.after(0, 10)]
+    assert kept == [0.031, 0.0, None]

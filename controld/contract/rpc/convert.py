@@ -78,6 +78,7 @@ def decision_table_to_proto(table: DecisionTable) -> pb.DecisionTable:
         mixtures=[pb.Mixture(arms=mixture.arms, weights=mixture.weights) for mixture in table.mixtures],
         cells=table.cells,
         prior_bandwidth_bytes_per_s=table.prior_bandwidth_bytes_per_s,
+        guard_sample=table.guard_sample,
     )
 
 
@@ -105,6 +106,7 @@ def decision_table_from_proto(message: pb.DecisionTable, *, version: int) -> Dec
         mixtures=tuple(Mixture(tuple(m.arms), tuple(m.weights)) for m in message.mixtures),
         cells=tuple(message.cells),
         prior_bandwidth_bytes_per_s=message.prior_bandwidth_bytes_per_s,
+        guard_sample=message.guard_sample,
     )
 
 
@@ -217,6 +219,7 @@ def effect_to_proto(effect: Effect, *, seq: int) -> pb.Effect:
         load=effect.load,
         explored=effect.explored,
         finished_unix_s=effect.finished_unix_s,
+        reconstruction_error=effect.reconstruction_error,
     )
 
 
@@ -256,6 +259,7 @@ def effect_from_proto(message: pb.Effect) -> Effect:
         load=message.load,
         explored=message.explored,
         finished_unix_s=message.finished_unix_s,
+        reconstruction_error=message.reconstruction_error if message.HasField("reconstruction_error") else None,
     )
 
 
@@ -372,6 +376,7 @@ def trial_outcome_to_proto(outcome: TrialOutcome) -> pb.TrialResult:
                 loss_nats=loss.loss_nats,
                 top1_agreement=loss.top1_agreement,
                 answer_nats=loss.answer_nats,
+                reconstruction_error=loss.reconstruction_error,
             )
             for loss in outcome.losses
         ],
@@ -409,6 +414,7 @@ def trial_outcome_from_proto(message: pb.TrialResult) -> TrialOutcome:
                 loss_nats=loss.loss_nats,
                 top1_agreement=loss.top1_agreement,
                 answer_nats=loss.answer_nats if loss.HasField("answer_nats") else None,
+                reconstruction_error=loss.reconstruction_error if loss.HasField("reconstruction_error") else None,
             )
             for loss in message.losses
         ),

@@ -165,7 +165,7 @@ class Resource(_message.Message):
     def __init__(self, name: _Optional[str] = ..., decision_table: _Optional[_Union[DecisionTable, _Mapping]] = ..., class_rules: _Optional[_Union[ClassRules, _Mapping]] = ..., calibrated_artefact: _Optional[_Union[CalibratedArtefact, _Mapping]] = ...) -> None: ...
 
 class DecisionTable(_message.Message):
-    __slots__ = ("tier", "link_group", "classes", "size_edges_bytes", "bandwidth_edges_bytes_per_s", "load_edges", "arms", "mixtures", "cells", "prior_bandwidth_bytes_per_s")
+    __slots__ = ("tier", "link_group", "classes", "size_edges_bytes", "bandwidth_edges_bytes_per_s", "load_edges", "arms", "mixtures", "cells", "prior_bandwidth_bytes_per_s", "guard_sample")
     TIER_FIELD_NUMBER: _ClassVar[int]
     LINK_GROUP_FIELD_NUMBER: _ClassVar[int]
     CLASSES_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +176,7 @@ class DecisionTable(_message.Message):
     MIXTURES_FIELD_NUMBER: _ClassVar[int]
     CELLS_FIELD_NUMBER: _ClassVar[int]
     PRIOR_BANDWIDTH_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    GUARD_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     tier: str
     link_group: str
     classes: _containers.RepeatedScalarFieldContainer[str]
@@ -186,7 +187,8 @@ class DecisionTable(_message.Message):
     mixtures: _containers.RepeatedCompositeFieldContainer[Mixture]
     cells: _containers.RepeatedScalarFieldContainer[int]
     prior_bandwidth_bytes_per_s: float
-    def __init__(self, tier: _Optional[str] = ..., link_group: _Optional[str] = ..., classes: _Optional[_Iterable[str]] = ..., size_edges_bytes: _Optional[_Iterable[float]] = ..., bandwidth_edges_bytes_per_s: _Optional[_Iterable[float]] = ..., load_edges: _Optional[_Iterable[float]] = ..., arms: _Optional[_Iterable[_Union[Arm, _Mapping]]] = ..., mixtures: _Optional[_Iterable[_Union[Mixture, _Mapping]]] = ..., cells: _Optional[_Iterable[int]] = ..., prior_bandwidth_bytes_per_s: _Optional[float] = ...) -> None: ...
+    guard_sample: float
+    def __init__(self, tier: _Optional[str] = ..., link_group: _Optional[str] = ..., classes: _Optional[_Iterable[str]] = ..., size_edges_bytes: _Optional[_Iterable[float]] = ..., bandwidth_edges_bytes_per_s: _Optional[_Iterable[float]] = ..., load_edges: _Optional[_Iterable[float]] = ..., arms: _Optional[_Iterable[_Union[Arm, _Mapping]]] = ..., mixtures: _Optional[_Iterable[_Union[Mixture, _Mapping]]] = ..., cells: _Optional[_Iterable[int]] = ..., prior_bandwidth_bytes_per_s: _Optional[float] = ..., guard_sample: _Optional[float] = ...) -> None: ...
 
 class Arm(_message.Message):
     __slots__ = ("arm_id", "configuration_json")
@@ -289,7 +291,7 @@ class EffectAck(_message.Message):
     def __init__(self, up_to_seq: _Optional[int] = ...) -> None: ...
 
 class Effect(_message.Message):
-    __slots__ = ("seq", "transfer_id", "half", "arm_id", "table_version", "service_class", "tier", "link_group", "tokens", "chunks", "raw_bytes", "wire_bytes", "encode_s", "wire_s", "decode_s", "wait_s", "total_s", "path", "verdict", "reason", "expected_bytes", "bandwidth_bytes_per_s", "load", "explored", "finished_unix_s")
+    __slots__ = ("seq", "transfer_id", "half", "arm_id", "table_version", "service_class", "tier", "link_group", "tokens", "chunks", "raw_bytes", "wire_bytes", "encode_s", "wire_s", "decode_s", "wait_s", "total_s", "path", "verdict", "reason", "expected_bytes", "bandwidth_bytes_per_s", "load", "explored", "finished_unix_s", "reconstruction_error")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     HALF_FIELD_NUMBER: _ClassVar[int]
@@ -315,6 +317,7 @@ class Effect(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     EXPLORED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    RECONSTRUCTION_ERROR_FIELD_NUMBER: _ClassVar[int]
     seq: int
     transfer_id: str
     half: str
@@ -340,7 +343,8 @@ class Effect(_message.Message):
     load: float
     explored: bool
     finished_unix_s: float
-    def __init__(self, seq: _Optional[int] = ..., transfer_id: _Optional[str] = ..., half: _Optional[str] = ..., arm_id: _Optional[str] = ..., table_version: _Optional[int] = ..., service_class: _Optional[str] = ..., tier: _Optional[str] = ..., link_group: _Optional[str] = ..., tokens: _Optional[int] = ..., chunks: _Optional[int] = ..., raw_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., encode_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., total_s: _Optional[float] = ..., path: _Optional[str] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., expected_bytes: _Optional[float] = ..., bandwidth_bytes_per_s: _Optional[float] = ..., load: _Optional[float] = ..., explored: _Optional[bool] = ..., finished_unix_s: _Optional[float] = ...) -> None: ...
+    reconstruction_error: float
+    def __init__(self, seq: _Optional[int] = ..., transfer_id: _Optional[str] = ..., half: _Optional[str] = ..., arm_id: _Optional[str] = ..., table_version: _Optional[int] = ..., service_class: _Optional[str] = ..., tier: _Optional[str] = ..., link_group: _Optional[str] = ..., tokens: _Optional[int] = ..., chunks: _Optional[int] = ..., raw_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., encode_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., total_s: _Optional[float] = ..., path: _Optional[str] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., expected_bytes: _Optional[float] = ..., bandwidth_bytes_per_s: _Optional[float] = ..., load: _Optional[float] = ..., explored: _Optional[bool] = ..., finished_unix_s: _Optional[float] = ..., reconstruction_error: _Optional[float] = ...) -> None: ...
 
 class Telemetry(_message.Message):
     __slots__ = ("attached", "attach_reason", "applied_version", "links", "counters", "lease_left_s")
@@ -449,18 +453,20 @@ class TrialResult(_message.Message):
     def __init__(self, study_id: _Optional[str] = ..., trial_id: _Optional[str] = ..., status: _Optional[str] = ..., detail: _Optional[str] = ..., losses: _Optional[_Iterable[_Union[SegmentLoss, _Mapping]]] = ..., coders: _Optional[_Iterable[_Union[CoderMeasurement, _Mapping]]] = ..., seconds: _Optional[float] = ..., corpus: _Optional[str] = ...) -> None: ...
 
 class SegmentLoss(_message.Message):
-    __slots__ = ("prompt_tokens", "segment", "loss_nats", "top1_agreement", "answer_nats")
+    __slots__ = ("prompt_tokens", "segment", "loss_nats", "top1_agreement", "answer_nats", "reconstruction_error")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     LOSS_NATS_FIELD_NUMBER: _ClassVar[int]
     TOP1_AGREEMENT_FIELD_NUMBER: _ClassVar[int]
     ANSWER_NATS_FIELD_NUMBER: _ClassVar[int]
+    RECONSTRUCTION_ERROR_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     segment: int
     loss_nats: float
     top1_agreement: float
     answer_nats: float
-    def __init__(self, prompt_tokens: _Optional[int] = ..., segment: _Optional[int] = ..., loss_nats: _Optional[float] = ..., top1_agreement: _Optional[float] = ..., answer_nats: _Optional[float] = ...) -> None: ...
+    reconstruction_error: float
+    def __init__(self, prompt_tokens: _Optional[int] = ..., segment: _Optional[int] = ..., loss_nats: _Optional[float] = ..., top1_agreement: _Optional[float] = ..., answer_nats: _Optional[float] = ..., reconstruction_error: _Optional[float] = ...) -> None: ...
 
 class CoderMeasurement(_message.Message):
     __slots__ = ("code", "prompt_tokens", "segment", "raw_bytes", "wire_bytes", "encode_s", "decode_s")

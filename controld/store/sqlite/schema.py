@@ -61,6 +61,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             at_unix_s REAL NOT NULL
         ) STRICT""",
     ),
+    ("ALTER TABLE effects ADD COLUMN reconstruction_error REAL",),
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -14,12 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from torch import Tensor
+
 from controld.contract.clock import Clock
 from dataplanes.kvcodec import KVCodec
 from dataplanes.sglang.pd.edge import Counting, Guarded
 from dataplanes.sglang.pd.memory import PagedPool, Pages
 from dataplanes.sglang.pd.messages import Ack, Cancel, Chunk, Endpoint, Grant
 from dataplanes.sglang.pd.peers import Messenger
+from dataplanes.sglang.pd.self_check import Checked, SelfCheck
 from dataplanes.sglang.pd.staging import MARK_BYTES, StagingArea
 from dataplanes.sglang.pd.transfer import RawReason, WireSpan
 
@@ -72,12 +75,14 @@ class Outcome:
         undelivered: to be sent raw.
         reason: why there are undelivered ones; empty otherwise.
         nacked: whether the receiver refused a frame.
+        checked: what the sender found when it decoded a frame itself; None where it did not.
     """
 
     delivered: tuple[Piece, ...]
     undelivered: tuple[Piece, ...]
     reason: str
     nacked: bool
+    checked: Checked | None = None
 
 
 class _Batch:
@@ -218,6 +223,7 @@ class Lane:
         reply_to: where answers go.
         clock: monotonic seconds.
         counting: takes counts of errors.
+        self_check: decodes frames of ours.
     """
 
     area: StagingArea
@@ -228,6 +234,7 @@ class Lane:
     reply_to: Endpoint
     clock: Clock
     counting: Counting
+    self_check: SelfCheck
     _wire: queue.SimpleQueue[_Written | None] = field(default_factory=queue.SimpleQueue)
 
     def start(self) -> None:
@@ -238,12 +245,16 @@ class Lane:
         """End the wire thread once it has written what is queued."""
         self._wire.put(None)
 
-    def send(self, codec: KVCodec, target: Target, pieces: Sequence[Piece], first_index: int) -> Outcome:
+    def send(
+        self, codec: KVCodec, target: Target, pieces: Sequence[Piece], first_index: int, check_index: int | None = None
+    ) -> Outcome:
         """Encode, write and await the receiver's answer for each piece. Pieces that fail are returned, never raised.
 
         Args:
             first_index: how many frames of the transfer came before.
+            check_index: which of the pieces to decode here, too, once all of them are on their way.
         """
+        kept: Tensor | None = None
         batch = _Batch(min(self.area.slots, len(target.grant.addresses)), self.clock)
         # Whatever a codec does, what is in flight must be settled before its pages are sent another way.
         with Guarded(self.counting, f"encoding for {target.transfer_id} failed, its pages go raw") as encoding:
@@ -255,8 +266,16 @@ class Lane:
                 if batch.reason:
                     break
                 self._hand_over(batch, piece, slot, target)
+                if index == check_index:
+                    # The slot stays as it is until this thread takes it again for a later piece.
+                    kept = self.area.slot(slot)[: piece.frame_bytes].clone()
         if encoding.error is not None:
             batch.fail(f"{RawReason.EXCEPTION}:{type(encoding.error).__name__}")
+        checked = None
+        if kept is not None and check_index is not None and not batch.reason:
+            # While the wire and the receiver work this thread would only wait.
+            piece = pieces[check_index]
+            checked = self.self_check.look(kept, self.pool.rows(piece.source_pages, piece.tokens))
         batch.drain()
         self._cancel(batch, target)
         return Outcome(
@@ -264,6 +283,7 @@ class Lane:
             undelivered=tuple(piece for piece in pieces if not piece.delivered),
             reason=batch.reason,
             nacked=batch.nacked,
+            checked=checked,
         )
 
     def _encode(self, codec: KVCodec, piece: Piece, slot: int, *, chunk_index: int) -> None:

@@ -34,6 +34,7 @@ from dataplanes.sglang.pd.messages import Capability, Endpoint
 from dataplanes.sglang.pd.peers import Messenger, Peers
 from dataplanes.sglang.pd.receiver import Receiver, ReceiverParts
 from dataplanes.sglang.pd.requests import RequestBook
+from dataplanes.sglang.pd.self_check import SelfCheck
 from dataplanes.sglang.pd.sender import Sender, SenderParts
 from dataplanes.sglang.pd.shelf import CodecShelf
 from dataplanes.sglang.pd.staging import LoanBook, StagingArea
@@ -283,6 +284,7 @@ class PdPlane:
                     new_lane=lambda: self._new_lane(access, pool, acks),
                     piece_bytes=PIECE_BYTES,
                     room_is_open=access.room_is_alive,
+                    faults=self._faults,
                 )
             )
         else:
@@ -399,6 +401,7 @@ class PdPlane:
             reply_to=access.reply_to,
             clock=self._clock,
             counting=self.agent,
+            self_check=SelfCheck(pool, self._artefacts, self.agent),
         )
         self._lanes.append(lane)
         lane.start()

@@ -13,9 +13,10 @@ from typing import Final, TypeVar
 import numpy as np
 
 from controld.contract.clock import Clock
-from controld.contract.decision import DEFAULT_CLASS
+from controld.contract.decision import DEFAULT_CLASS, sampled_piece
 from dataplanes.kvcodec import KVCodec, KVLayout
 from dataplanes.sglang.pd.edge import Guarded
+from dataplanes.sglang.pd.faults import Faults
 from dataplanes.sglang.pd.lane import LATE_S, AckBook, Lane, Outcome, Piece, Target
 from dataplanes.sglang.pd.memory import Pages
 from dataplanes.sglang.pd.messages import Ack, Finish, Grant
@@ -73,6 +74,7 @@ class SenderParts:
         piece_bytes: raw size of a piece to aim at.
         new_lane: makes a worker's pipeline; called once in each worker thread that needs one.
         room_is_open: whether SGLang still has a room.
+        faults: damage on purpose, for tests.
     """
 
     agent: PlaneAgent
@@ -87,6 +89,7 @@ class SenderParts:
     new_lane: Callable[[], Lane]
     piece_bytes: int
     room_is_open: Callable[[int], bool]
+    faults: Faults
 
 
 @dataclass(slots=True)
@@ -266,6 +269,7 @@ class Sender:
             explored=draw.drawn.explored,
             bandwidth_bytes_per_s=draw.bandwidth_bytes_per_s,
             load=draw.load,
+            self_check=draw.self_check,
         )
 
     def _send_coded(self, transfer: Transfer, source: Pages, target: Pages) -> Sequence[Piece]:
@@ -276,13 +280,17 @@ class Sender:
             transfer.fall_back(ready)
             return pieces
         codec, where = ready
+        codec = self._parts.faults.spoil_codec(codec)
         lane = self._lane()
         piece_tokens = self._piece_tokens(codec)
         if codec.max_frame_bytes(piece_tokens) + MARK_BYTES > min(lane.area.slot_bytes, where.grant.slot_bytes):
             transfer.fall_back(RawReason.FRAME_TOO_LARGE)
             return pieces
-        outcome = lane.send(codec, where, self._cut(source, target, piece_tokens), transfer.coded_chunks)
+        cut = self._cut(source, target, piece_tokens)
+        check_index = sampled_piece(transfer.transfer_id, len(cut)) if transfer.self_check and cut else None
+        outcome = lane.send(codec, where, cut, transfer.coded_chunks, check_index)
         self._account(transfer, outcome)
+        self._take_check(transfer, outcome)
         return () if transfer.abandoned else outcome.undelivered
 
     def _prepare(self, transfer: Transfer) -> tuple[KVCodec, Target] | RawReason:
@@ -347,6 +355,16 @@ class Sender:
             transfer.abandoned = outcome.reason == f"{RawReason.NACK}:{Refusal.ROOM_GONE}"
             if outcome.reason in (RawReason.ACK_TIMEOUT, RawReason.ENGINE_WRITE):
                 self._parts.peers.drop_grant(transfer.session)
+
+    def _take_check(self, transfer: Transfer, outcome: Outcome) -> None:
+        checked = outcome.checked
+        # Of a room that was given up meanwhile the pages may have had a new owner while they were compared.
+        if checked is None or not self._parts.room_is_open(transfer.room):
+            return
+        transfer.self_check = False
+        transfer.reconstruction_error = checked.error
+        if checked.fault:
+            transfer.fall_back(f"{RawReason.SELF_CHECK}:{checked.fault}")
 
     def _send_raw(self, transfer: Transfer, left: Sequence[tuple[Pages, Pages]], send_raw: SendRaw) -> int:
         source = np.concatenate([pages for pages, _ in left])

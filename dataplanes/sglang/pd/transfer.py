@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from controld.contract.decision import RAW, Arm
-from controld.contract.effect import Effect, Half, Path, Verdict
+from controld.contract.effect import SELF_CHECK_REASON, Effect, Half, Path, Verdict
 
 TIER = "pd"
 LINK_GROUP = "default"
@@ -26,6 +26,7 @@ class RawReason(enum.StrEnum):
     ACK_TIMEOUT = "ack_timeout"
     NACK = "nack"
     EXCEPTION = "exception"
+    SELF_CHECK = SELF_CHECK_REASON
     ABORTED = "aborted"
 
 
@@ -61,6 +62,8 @@ class Transfer:
         expected_bytes: raw bytes of the whole prompt, for which the arm was drawn.
         arm: what was drawn.
         table_version, explored, bandwidth_bytes_per_s, load: of the draw.
+        self_check: whether one of its frames is still to be decoded here; see `self_check`.
+        reconstruction_error: of that frame.
         abandoned: the receiver no longer wants it; nothing more is written, because its pages may have a new owner.
         failed: SGLang's own raw path failed.
     """
@@ -75,6 +78,8 @@ class Transfer:
     explored: bool
     bandwidth_bytes_per_s: float
     load: float
+    self_check: bool = False
+    reconstruction_error: float | None = None
     raw_reason: str = ""
     nacked: bool = False
     abandoned: bool = False
@@ -150,4 +155,5 @@ class Transfer:
             load=self.load,
             explored=self.explored,
             finished_unix_s=finished_unix_s,
+            reconstruction_error=self.reconstruction_error,
         )

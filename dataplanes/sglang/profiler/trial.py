@@ -22,6 +22,7 @@ from controld.contract.trial import CoderMeasurement, SegmentLoss, TrialOutcome,
 from dataplanes.kvcodec.errors import CodecError
 from dataplanes.sglang.profiler.coder_cost import CoderCost, WireCodec, measure_coder
 from dataplanes.sglang.profiler.corpus import CorpusError
+from dataplanes.sglang.profiler.frame_error import frame_error
 from dataplanes.sglang.profiler.quality import Planes, Prompt, PromptBank
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ class _Run:
                         loss_nats=loss.loss_nats,
                         top1_agreement=loss.top1_agreement,
                         answer_nats=loss.answer_nats,
+                        reconstruction_error=frame_error(prompt.planes, received, segment),
                     )
                 )
                 self._progress(self.outcome(TrialStatus.PROGRESS))
