@@ -13,6 +13,7 @@ from controld.contract.decision import DEFAULT_CLASS
 from controld.contract.effect import Effect
 from controld.contract.errors import ControldError
 from controld.controller.evaluate import NEAR, Evaluation, evaluate_classes
+from controld.controller.finite import finite
 from controld.controller.goals import ClassInput, Objective
 from controld.controller.knobs.base import STAGES, Context, Stage
 from controld.controller.plan import TablePlan
@@ -102,7 +103,7 @@ class CellExplanation:
 
     def to_document(self) -> dict[str, Any]:
         """JSON-ready: infinities are null."""
-        document: dict[str, Any] = _finite(asdict(self))
+        document: dict[str, Any] = finite(asdict(self))
         return document
 
 
@@ -134,7 +135,7 @@ class TransferExplanation:
 
     def to_document(self) -> dict[str, Any]:
         """JSON-ready: infinities are null."""
-        document: dict[str, Any] = _finite(
+        document: dict[str, Any] = finite(
             {
                 "transfer_id": self.effect.transfer_id,
                 "table_version": self.table_version,
@@ -378,13 +379,3 @@ def _busiest(table: TablePlan, evaluation: Evaluation, row: int) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value:.3g} s"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value.value if isinstance(value, StrEnum) else value

@@ -76,6 +76,10 @@ class Lessons:
             key: (learner.corrections(now_unix_s), learner.pins(now_unix_s)) for key, learner in self.learners.items()
         }
 
+    def copy(self) -> Lessons:
+        """A copy that can be told of other candidates without these hearing of it."""
+        return Lessons.from_document(self.to_document())
+
     def _inform(self, learner: Learner) -> None:
         learner.set_candidates(
             self.profiles,

@@ -7,11 +7,13 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from controld.candidates.profile import Profile
 from controld.contract.clock import Clock
 from controld.contract.decision import RAW, ClassRule
 from controld.contract.errors import ControldError
+from controld.contract.snapshot import CalibratedArtefact
 from controld.contract.telemetry import Telemetry
 from controld.controller.decide import decide
 from controld.controller.plan import Plan, plan_equal
@@ -20,9 +22,10 @@ from controld.fleet.server import FleetServer
 from controld.fleet.session import AgentSession
 from controld.obs.metrics import Metrics
 from controld.planning.artefacts import ArtefactFolder
-from controld.planning.learning import Learned, Learning, TableKey
+from controld.planning.learning import Learned, Learning, Lessons, TableKey
 from controld.planning.plane import (
     LINK_GROUP,
+    Place,
     artefact_of,
     observe_place,
     profiles_for,
@@ -43,6 +46,26 @@ _log = logging.getLogger(__name__)
 CHECKPOINT_INTERVAL_S = 10.0
 IDLE_REPLAN_S = 30.0
 """Without any news evidence still fades; look again this often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What one policy is planned from at a moment, beside what was learned.
+
+    Args:
+        place: the model and the hardware.
+        measured: the policy's profiles of that place; `profiles` are those of them that may be sent now.
+        artefacts: calibrated artefacts that agents are to get.
+        waiting: whether profiles wait for an artefact.
+        alarm: what the operator should know; empty where all is well.
+    """
+
+    place: Place
+    measured: list[Profile]
+    profiles: list[Profile]
+    artefacts: Mapping[str, CalibratedArtefact]
+    waiting: bool
+    alarm: str
 
 
 class Planner:
@@ -223,32 +246,17 @@ class Planner:
     async def _plan_policy(self, policy: Policy, generation: int) -> bool:
         selector = selector_of(policy)
         lessons = self.learning.for_selector(selector)
-        sessions = [
-            session
-            for session in self._fleet.sessions()
-            if (session.identity.kind, session.identity.deployment) == (selector.kind, selector.deployment)
-        ]
-        place, alarm = observe_place(lessons.place, [session.identity for session in sessions])
-        measured = profiles_for(policy, place, self._profiles)
-        artefacts = await asyncio.to_thread(self._artefacts.find, {artefact_of(one) for one in measured} - {""}, place)
-        profiles, waiting = ready_profiles(measured, sessions, artefacts)
-        self._waiting_for_artefacts[selector] = bool(waiting)
-        known = {RAW, *(profile.arm_id for profile in measured)}
-        unknown = [c.name for c in policy.classes if c.pin is not None and c.pin not in known]
-        if unknown and not alarm:
-            alarm = f"classes without a profile of their pinned arm stay raw: {', '.join(unknown)}"
-        nowhere = waiting - artefacts.keys()
-        if nowhere and sessions and not alarm:
-            alarm = f"calibrated artefacts are neither here nor on every agent: {', '.join(sorted(nowhere))}"
-        self.alarms[selector] = alarm
+        now = await self._situation(policy, lessons)
+        self._waiting_for_artefacts[selector] = now.waiting
+        self.alarms[selector] = now.alarm
         for tier in tiers_of(policy):
             lessons.learner(tier.value, LINK_GROUP)
-        if lessons.set_candidates(place, measured, unlearned_classes(policy)):
+        if lessons.set_candidates(now.place, now.measured, unlearned_classes(policy)):
             # A replay must compare with the same candidates, from this position on.
             await self._checkpoint()
         now_unix_s = self._clock.unix_s()
         await self._note_pins(selector, lessons.learned(now_unix_s))
-        requests = table_requests(policy, place, profiles, lessons.learned(now_unix_s))
+        requests = table_requests(policy, now.place, now.profiles, lessons.learned(now_unix_s))
         began_s = self._clock.monotonic_s()
         before = self.plans.get(selector)
         plan = await asyncio.to_thread(
@@ -256,7 +264,7 @@ class Planner:
         )
         self._metrics.plan_seconds.observe(self._clock.monotonic_s() - began_s)
         rules_same = self._published_rules.get(selector) == policy.rules
-        offered = frozenset(artefacts)
+        offered = frozenset(now.artefacts)
         same = rules_same and self._offered.get(selector) == offered
         if same and self._fleet.desired(selector) is not None and plan_equal(before, plan):
             self._metrics.plans.labels("unchanged").inc()
@@ -265,7 +273,7 @@ class Planner:
             return False
         version = await self._fleet.publish(
             selector,
-            resources_of(plan, policy, artefacts),
+            resources_of(plan, policy, now.artefacts),
             policy_generation=generation,
             explanations_json=plan.to_json(),
         )
@@ -275,6 +283,47 @@ class Planner:
         self._metrics.plans.labels("published").inc()
         self._metrics.published_version.set(version)
         return True
+
+    async def _situation(self, policy: Policy, lessons: Lessons) -> Situation:
+        """What there is to plan from for a policy; changes nothing."""
+        selector = selector_of(policy)
+        sessions = [
+            session
+            for session in self._fleet.sessions()
+            if (session.identity.kind, session.identity.deployment) == (selector.kind, selector.deployment)
+        ]
+        place, alarm = observe_place(lessons.place, [session.identity for session in sessions])
+        measured = profiles_for(policy, place, self._profiles)
+        artefacts = await asyncio.to_thread(self._artefacts.find, {artefact_of(one) for one in measured} - {""}, place)
+        profiles, waiting = ready_profiles(measured, sessions, artefacts)
+        known = {RAW, *(profile.arm_id for profile in measured)}
+        unknown = [c.name for c in policy.classes if c.pin is not None and c.pin not in known]
+        if unknown and not alarm:
+            alarm = f"classes without a profile of their pinned arm stay raw: {', '.join(unknown)}"
+        nowhere = waiting - artefacts.keys()
+        if nowhere and sessions and not alarm:
+            alarm = f"calibrated artefacts are neither here nor on every agent: {', '.join(sorted(nowhere))}"
+        return Situation(
+            place=place, measured=measured, profiles=profiles, artefacts=artefacts, waiting=bool(waiting), alarm=alarm
+        )
+
+    async def dry_plan(self, policy: Policy) -> tuple[Plan, tuple[str, ...]]:
+        """What would be decided for a policy at this moment, and notes on it: nothing is learned, stored, published.
+
+        Raises:
+            ControldError: it cannot be planned.
+        """
+        selector = selector_of(policy)
+        lessons = self.learning.lessons.get(selector, Lessons()).copy()
+        now = await self._situation(policy, lessons)
+        for tier in tiers_of(policy):
+            lessons.learner(tier.value, LINK_GROUP)
+        lessons.set_candidates(now.place, now.measured, unlearned_classes(policy))
+        now_unix_s = self._clock.unix_s()
+        requests = table_requests(policy, now.place, now.profiles, lessons.learned(now_unix_s))
+        plan = await asyncio.to_thread(decide, requests, previous=self.plans.get(selector), now_unix_s=now_unix_s)
+        waits = "arms that name a calibrated artefact come into use once every receiver holds it" if now.waiting else ""
+        return plan, tuple(note for note in (now.alarm, waits) if note)
 
     async def _note_pins(self, selector: Selector, learned: Mapping[TableKey, Learned]) -> None:
         """Write down which arms were taken out of use, and which came back."""
