@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from controld.controller.envelope import Lines
 from controld.controller.knobs.base import STAGES, Array, Context, Prediction, Stage, StageModels
 
 _ENCODE, _BYTES, _WIRE, _DECODE = (STAGES.index(s) for s in (Stage.ENCODE, Stage.BYTES, Stage.WIRE, Stage.DECODE))
@@ -106,6 +107,25 @@ class KvTransfer:
             rho=rho,
             wait_s=wait,
             total_s=wait + service,
+        )
+
+    def lines(self, models: StageModels, factors: Array, sizes_bytes: Array) -> Lines:
+        """The arms at rest as maxima of two lines over 1 / bandwidth: bound by the slower codec stage, or by the wire.
+
+        Args:
+            factors: multipliers by arm and stage, shape [arms, stages].
+            sizes_bytes: shape [sizes].
+        """
+        size, framed = sizes_bytes[None, :], models.framed[:, None]
+        chunks = np.where(framed, np.maximum(np.ceil(size / self.chunk_bytes), 1.0), 1.0)
+        encode_factor = np.where(models.framed, factors[:, _ENCODE], factors[:, _WIRE])[:, None]
+        encode = encode_factor * (models.encode_a_s[:, None] + size * models.encode_b_s_per_byte[:, None])
+        decode = factors[:, _DECODE, None] * (models.decode_a_s[:, None] + size * models.decode_b_s_per_byte[:, None])
+        wire_bytes = (models.wire_share * factors[:, _BYTES] * factors[:, _WIRE])[:, None] * size
+        codec_bound = (encode + decode + (chunks - 1.0) * np.maximum(encode, decode)) / chunks
+        return Lines(
+            intercept_s=self.rtt_s + np.stack([codec_bound, (encode + decode) / chunks], axis=1),
+            slope_bytes=np.stack([wire_bytes / chunks, wire_bytes], axis=1),
         )
 
     def stage_seconds(
