@@ -13,7 +13,8 @@ from controld.contract.errors import FieldError
 from controld.controller.evaluate import EXPLORE_UNITS, Evaluation, evaluate_classes
 from controld.controller.goals import ClassInput, TableRequest
 from controld.controller.grid import Grid
-from controld.controller.knobs.kv_transfer import KvTransfer
+from controld.controller.knobs.base import Knob
+from controld.controller.knobs.tiers import knob_for_tier
 from controld.controller.plan import Indices, Plan, TablePlan
 from controld.controller.posterior import StageCorrection
 
@@ -24,7 +25,7 @@ _STEADY_SPREAD = 1.25
 def decide(
     requests: Sequence[TableRequest],
     *,
-    knob: KvTransfer | None = None,
+    knob: Knob | None = None,
     grid: Grid | None = None,
     previous: Plan | None = None,
     policy_generation: int = 0,
@@ -33,23 +34,24 @@ def decide(
     """Decide every cell of every table.
 
     Args:
+        knob: for every table; None takes each tier's own.
         previous: the plan in force; its choices are what is "in use".
 
     Raises:
         FieldError: two requests for one table, or a request that contradicts itself.
     """
-    knob, grid = knob or KvTransfer(), grid or Grid()
+    grid = grid or Grid()
     keys = [(request.tier, request.link_group) for request in requests]
     if len(set(keys)) != len(keys):
         raise FieldError("table_requests", "a tier and link group come twice")
     tables = tuple(
-        _decide_table(request, knob, grid, previous.table(*key) if previous else None)
+        _decide_table(request, knob or knob_for_tier(request.tier), grid, previous.table(*key) if previous else None)
         for request, key in zip(requests, keys, strict=True)
     )
     return Plan(tables=tables, policy_generation=policy_generation, decided_unix_s=now_unix_s)
 
 
-def _decide_table(request: TableRequest, knob: KvTransfer, grid: Grid, previous: TablePlan | None) -> TablePlan:
+def _decide_table(request: TableRequest, knob: Knob, grid: Grid, previous: TablePlan | None) -> TablePlan:
     inputs = _steady(request.class_inputs(), previous)
     if not inputs:
         raise FieldError("table_request.goals", "is empty")
@@ -119,7 +121,7 @@ def _steady(inputs: tuple[ClassInput, ...], previous: TablePlan | None) -> tuple
 
 
 def _same_question(
-    previous: TablePlan, request: TableRequest, inputs: tuple[ClassInput, ...], knob: KvTransfer, grid: Grid
+    previous: TablePlan, request: TableRequest, inputs: tuple[ClassInput, ...], knob: Knob, grid: Grid
 ) -> bool:
     """Whether nothing that decides has changed since the previous plan."""
 

@@ -14,7 +14,7 @@ from controld.contract.effect import Effect
 from controld.contract.errors import ControldError
 from controld.controller.evaluate import NEAR, Evaluation, evaluate_classes
 from controld.controller.finite import finite
-from controld.controller.goals import ClassInput, Objective
+from controld.controller.goals import Candidate, ClassInput, Objective
 from controld.controller.knobs.base import STAGES, Context, Stage
 from controld.controller.plan import TablePlan
 
@@ -289,7 +289,7 @@ def _explain_arm(
         label=candidate.label,
         loss_mean_nats=candidate.loss_mean_nats,
         loss_upper_nats=candidate.loss_upper_nats,
-        ratio=1.0 / (candidate.wire_share * candidate.corrections[STAGES.index(Stage.BYTES)].factor),
+        ratio=_ratio(candidate),
         encode_s=at(prediction.encode_s),
         wire_s=at(prediction.wire_s),
         decode_s=at(prediction.decode_s),
@@ -345,7 +345,9 @@ def _verdict(
     if goal.objective is Objective.LATENCY:
         return ArmVerdict.BEATEN, f"{rank / winner_rank:.3g}x slower"
     cost, least = float(evaluation.cost[row][cell]), float(evaluation.cost[winner_row][cell])
-    return ArmVerdict.BEATEN, f"{cost / max(least, 1e-300):.3g}x the {goal.objective.value}"
+    if least <= 0:
+        return ArmVerdict.BEATEN, f"{goal.objective.value} {cost:.3g} instead of none"
+    return ArmVerdict.BEATEN, f"{cost / least:.3g}x the {goal.objective.value}"
 
 
 def _why_chosen(item: ClassInput, evaluation: Evaluation, row: int, incumbent_row: int) -> str:
@@ -375,6 +377,12 @@ def _why_chosen(item: ClassInput, evaluation: Evaluation, row: int, incumbent_ro
 def _busiest(table: TablePlan, evaluation: Evaluation, row: int) -> str:
     stage = table.knob.work_stages[int(np.argmax(evaluation.prediction.server_s[:, row, 0, 0, 0]))]
     return f"{float(evaluation.prediction.rho[row, 0, 0, 0]):.3g} of what {stage} can do"
+
+
+def _ratio(candidate: Candidate) -> float:
+    """Raw bytes / wire bytes as corrected; infinite for the arm that moves none."""
+    share = candidate.wire_share * candidate.corrections[STAGES.index(Stage.BYTES)].factor
+    return 1.0 / share if share > 0 else math.inf
 
 
 def _seconds(value: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from controld.contract.decision import RAW
+from controld.contract.decision import RAW, RECOMPUTE
 from controld.contract.quantity import format_duration, format_rate, format_size
 from controld.controller.explain import ArmExplanation, CellExplanation, TransferExplanation
 
@@ -63,9 +63,10 @@ def _bins(cell: CellExplanation) -> str:
 
 
 def _row(arm: ArmExplanation, drawn: str | None) -> tuple[str, ...]:
-    name = RAW if arm.arm_id == RAW else f"{arm.arm_id[:4]} {arm.label}"
+    coded = arm.arm_id not in (RAW, RECOMPUTE)
+    name = f"{arm.arm_id[:4]} {arm.label}" if coded else arm.arm_id
     loss = "0"
-    if arm.arm_id != RAW:
+    if coded:
         bound = f"{arm.loss_upper_nats:.4f}" if math.isfinite(arm.loss_upper_nats) else "unknown"
         loss = f"{arm.loss_mean_nats:.4f} (ub {bound})"
     text = f"DRAWN, {arm.text}" if arm.arm_id == drawn else arm.text
@@ -73,8 +74,8 @@ def _row(arm: ArmExplanation, drawn: str | None) -> tuple[str, ...]:
         name + (" *" if arm.foreign else ""),
         loss,
         format_duration(arm.encode_s),
-        format_duration(arm.wire_s),
-        format_duration(arm.decode_s) if arm.arm_id != RAW else "-",
+        format_duration(arm.wire_s) if arm.arm_id != RECOMPUTE else "-",
+        format_duration(arm.decode_s) if coded else "-",
         format_duration(arm.wait_s) if math.isfinite(arm.wait_s) else "-",
         format_duration(arm.total_s) if math.isfinite(arm.total_s) else "-",
         text,

@@ -16,7 +16,7 @@ from controld.candidates.profile import Profile
 from controld.contract.effect import Effect
 from controld.contract.errors import FieldError
 from controld.controller.guard import PinBoard
-from controld.controller.knobs.kv_transfer import KvTransfer
+from controld.controller.knobs.tiers import knob_for_tier
 from controld.controller.learner import Feedback, Learner
 from controld.controller.posterior import StageCorrection
 from controld.fleet.published import Selector
@@ -66,7 +66,7 @@ class Lessons:
         """The learner of a table; made on first use."""
         key = (tier, link_group)
         if key not in self.learners:
-            self.learners[key] = Learner(tier, link_group, KvTransfer())
+            self.learners[key] = Learner(tier, link_group, knob_for_tier(tier))
             self._inform(self.learners[key])
         return self.learners[key]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from controld.contract.decision import RAW
 from controld.contract.quantity import format_duration, format_rate, format_size
 from controld.controller.compare import ArmSide, ClassChange, RangeChange
 from controld.planning.policy_diff import Fate, PolicyChange
@@ -80,7 +79,7 @@ def _interval(ends: tuple[float, float], show: Callable[[float], str]) -> str:
 
 
 def _name(side: ArmSide) -> str:
-    return RAW if side.arm_id == RAW else f"{_short(side.arm_id)} {side.label}"
+    return side.arm_id if side.label == side.arm_id else f"{_short(side.arm_id)} {side.label}"
 
 
 def _short(arm_id: str) -> str:

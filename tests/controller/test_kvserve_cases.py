@@ -73,7 +73,7 @@ def choose(profiles: list[Profile], request_for: Build, gbit: float) -> str:
     goal = ClassGoal(name="default", workload="dialogue", max_quality_loss_nats=0.02, explore_share=0.0)
     table = decide([request_for(*profiles, goals=(goal,), raw_overhead=NO_TIME)], knob=SERIAL).tables[0]
     mixture = table.mixtures[table.cells[find_cell(table, "default", PROMPT_BYTES, gbit * GBIT, 0.0)]]
-    return table.arms[mixture.arms[0]].arm_id
+    return str(table.arms[mixture.arms[0]].arm_id)
 
 
 @pytest.mark.parametrize("gbit", [5.0, 25.0])
