@@ -129,6 +129,9 @@ class DaemonBackend:
                 }
                 for count in counts
             ],
+            "sizes": {
+                name: asdict(estimate) for name, estimate in self._planner.sizes.estimates(self._clock.unix_s()).items()
+            },
             "feedback_refused": dict(self._planner.learning.refused),
             "alarms": [
                 *(

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from controld.candidates.profile import Profile
 from controld.contract.clock import Clock
 from controld.contract.decision import RAW, ClassRule
+from controld.contract.effect import Half
 from controld.contract.errors import ControldError
+from controld.contract.size_estimator import SizeEstimator
 from controld.contract.snapshot import CalibratedArtefact
 from controld.contract.telemetry import Telemetry
 from controld.controller.decide import decide
@@ -97,6 +99,7 @@ class Planner:
         self._interval_s = interval_s
         self._artefacts = artefacts or ArtefactFolder(None)
         self.learning = Learning(store)
+        self.sizes = SizeEstimator()
         self.plans: dict[Selector, Plan] = {}
         self.alarms: dict[Selector, str] = {}
         self._profiles: tuple[Profile, ...] = ()
@@ -126,6 +129,8 @@ class Planner:
         classes = {c.name for policy in self._policies().policies for c in policy.classes}
         for record in effects:
             self._metrics.count_effect(record.effect, classes)
+            if record.effect.half is Half.SENDER and record.effect.service_class in classes:
+                self.sizes.observe(record.received_unix_s, record.effect.service_class, record.effect.raw_bytes)
         self.wake()
 
     async def on_session(self, session: AgentSession) -> None:

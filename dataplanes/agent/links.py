@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 
+from controld.contract.backlog import Backlog
 from controld.contract.estimators import BandwidthEstimator, LoadEstimator
 from controld.contract.telemetry import LinkEstimate
 
@@ -20,12 +21,11 @@ class Link:
     """
 
     __slots__ = (
-        "_backlog_bytes",
+        "_backlog",
         "_bandwidth",
         "_key",
         "_load",
         "_lock",
-        "_waiting",
         "bandwidth_bytes_per_s",
         "offered_bytes_per_s",
     )
@@ -35,8 +35,7 @@ class Link:
         self._lock = threading.Lock()
         self._bandwidth = BandwidthEstimator()
         self._load = LoadEstimator()
-        self._backlog_bytes = 0
-        self._waiting = 0
+        self._backlog = Backlog()
         self.bandwidth_bytes_per_s = 0.0
         self.offered_bytes_per_s = 0.0
 
@@ -50,16 +49,13 @@ class Link:
         """A transfer arrived at the queue. Raises: FieldError."""
         with self._lock:
             self._load.offered(now_s, raw_bytes)
-            self._waiting += 1
-            self._backlog_bytes += raw_bytes
+            self._backlog.offered(raw_bytes)
             self.offered_bytes_per_s = self._load.estimate(now_s).mean
 
     def left(self, raw_bytes: int) -> None:
         """A transfer left the queue, done or given up."""
         with self._lock:
-            self._waiting = max(0, self._waiting - 1)
-            # What was offered may differ from what was sent; an empty queue has no backlog whatever the sums say.
-            self._backlog_bytes = max(0, self._backlog_bytes - raw_bytes) if self._waiting else 0
+            self._backlog.left(raw_bytes)
 
     def refresh(self, now_s: float) -> None:
         """Let the values that a draw reads age."""
@@ -81,7 +77,7 @@ class Link:
                 bandwidth_age_s=bandwidth.age_s if bandwidth else 0.0,
                 offered_bytes_per_s=load.mean,
                 offered_sd_bytes_per_s=load.sd,
-                backlog_bytes=self._backlog_bytes,
+                backlog_bytes=self._backlog.bytes,
                 transfers=bandwidth.count if bandwidth else 0,
             )
 
