@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controld.candidates.statistics import Z_95, normal_cdf
+from controld.controller.energy import transfer_joules
 from controld.controller.goals import ClassInput, Objective
 from controld.controller.grid import Points
 from controld.controller.knobs.base import STAGES, Array, Knob, Prediction, Stage
@@ -32,8 +33,6 @@ _LEAST_CHANCE = 0.01
 _SWEEPS = 5
 _UNSTABLE_S = 1e15
 _LOSS_SLACK_NATS = 1e-4
-_CODEC_WATTS = 30.0
-_WIRE_JOULES_PER_BYTE = 1e-8
 _RAW_ROW = 0
 
 Mask = NDArray[np.bool_]
@@ -49,6 +48,7 @@ class Evaluation:
         tail_s: total seconds at the SLO's percentile.
         lower_s: total seconds at the lower ends of all corrections, ranked like `rank_s`.
         cost: what the objective minimises.
+        joules: estimated energy of a transfer, shape [arms, S, 1, 1].
         available: not pinned off; shape [arms].
         quality_ok: upper bound of the loss within the limit; shape [arms].
         never_worse: not slower than raw at the middle and at the corners of the cell.
@@ -63,6 +63,7 @@ class Evaluation:
     tail_s: Array
     lower_s: Array
     cost: Array
+    joules: Array
     available: Mask
     quality_ok: Mask
     stable: Mask
@@ -162,7 +163,9 @@ def evaluate(
         outside = goal.outside.a_s + goal.outside.b_s_per_byte * points.size
         meets = tail + outside[None, :, None, None] <= goal.slo_s
 
-    cost = _cost(goal.objective, prediction, rank, losses, models.wire_share, factors)
+    wire_shares = models.wire_share * factors[:, STAGES.index(Stage.BYTES)]
+    joules = transfer_joules(prediction, wire_shares, points.size).total_j
+    cost = _cost(goal.objective, rank, losses, wire_shares, joules)
     allowed = np.broadcast_to((available & quality_ok)[:, None, None, None], shape).copy()
     pinned = goal.only_arm is not None
     if goal.objective is Objective.LATENCY and not pinned:
@@ -182,6 +185,7 @@ def evaluate(
         rank_s=rank,
         tail_s=tail,
         cost=cost,
+        joules=joules,
         available=available,
         quality_ok=quality_ok,
         stable=stable,
@@ -219,21 +223,12 @@ def _with_exploration(
     return replace(evaluation, lower_s=lower, explore_units=units)
 
 
-def _cost(
-    objective: Objective, prediction: Prediction, rank: Array, losses: Array, wire_share: Array, factors: Array
-) -> Array:
+def _cost(objective: Objective, rank: Array, losses: Array, wire_shares: Array, joules: Array) -> Array:
     if objective is Objective.QUALITY:
         return np.broadcast_to(losses + _LOSS_SLACK_NATS, rank.shape)
-    wire_share = (wire_share * factors[:, STAGES.index(Stage.BYTES)])[:, None, None, None]
     if objective is Objective.BYTES:
-        return np.broadcast_to(wire_share, rank.shape)
-    if objective is Objective.ENERGY:
-        # Relative only: estimated coefficients of a busy core and of network equipment, not measured here.
-        joules = _CODEC_WATTS * (prediction.encode_s + prediction.decode_s) + (
-            _WIRE_JOULES_PER_BYTE * wire_share * np.ones_like(prediction.wire_s)
-        )
-        return np.broadcast_to(joules, rank.shape)
-    return rank
+        return np.broadcast_to(wire_shares[:, None, None, None], rank.shape)
+    return np.broadcast_to(joules, rank.shape) if objective is Objective.ENERGY else rank
 
 
 def _choose(

@@ -48,7 +48,11 @@ class LearnedFactor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmExplanation:
-    """One arm in one cell. Seconds at the middle of the cell; `wait_s`, `total_s` are infinite for an unstable arm."""
+    """One arm in one cell.
+
+    Seconds at the middle of the cell; `wait_s`, `total_s` are infinite for an unstable arm. `energy_j` is estimated,
+    from the coefficients of `energy`.
+    """
 
     arm_id: str
     label: str
@@ -61,6 +65,7 @@ class ArmExplanation:
     wait_s: float
     total_s: float
     lower_total_s: float
+    energy_j: float
     rho: float
     weight: float
     verdict: ArmVerdict
@@ -296,6 +301,7 @@ def _explain_arm(
         wait_s=at(prediction.wait_s),
         total_s=at(prediction.total_s),
         lower_total_s=at(evaluation.lower_s),
+        energy_j=at(evaluation.joules),
         rho=at(prediction.rho),
         weight=weight,
         verdict=verdict,
