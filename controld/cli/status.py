@@ -67,10 +67,10 @@ def _show(status: dict[str, Any]) -> None:
         ratio = f"{row['raw_bytes'] / row['wire_bytes']:.2f}" if row["wire_bytes"] else "-"
         sizes = (format_size(row["raw_bytes"]), format_size(row["wire_bytes"]), ratio)
         transfers.add_row(row["service_class"], row["arm_id"], row["path"], str(row["transfers"]), *sizes)
-    sizes = Table("class", "median", "P90", "P99", "transfers", title="Sizes of transfers, lately (raw KV)")
+    lately = Table("class", "median", "P90", "P99", "transfers", title="Sizes of transfers, lately (raw KV)")
     for name, size in status["sizes"].items():
         shown = (format_size(size[key]) for key in ("median_bytes", "p90_bytes", "p99_bytes"))
-        sizes.add_row(name, *shown, f"{size['weight']:.0f}")
-    for table_or_none in (agents, links, transfers, sizes):
+        lately.add_row(name, *shown, f"{size['weight']:.0f}")
+    for table_or_none in (agents, links, transfers, lately):
         if table_or_none.row_count:
             out.print(table_or_none)

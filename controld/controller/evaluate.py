@@ -18,6 +18,7 @@ from controld.controller.energy import transfer_joules
 from controld.controller.goals import ClassInput, Objective
 from controld.controller.grid import Points
 from controld.controller.knobs.base import STAGES, Array, Knob, Prediction, Stage
+from controld.controller.overload import SUPPLY, quality_caps, within_caps
 
 NEAR = 1.03
 """Arms within this factor of the best are as good; quality decides, then what is in use."""
@@ -53,6 +54,7 @@ class Evaluation:
         quality_ok: upper bound of the loss within the limit; shape [arms].
         never_worse: not slower than raw at the middle and at the corners of the cell.
         meets_slo: `tail_s` and what lies outside the transfer within the SLO; all true without one.
+        within_cap: leaves the other classes their room; all true where everything fits.
         near: in the last choice, within 3 % of the best.
         winner: row of the chosen arm, shape [S, B, L].
         explore_units: parts of 64 of the exploration share for each other arm.
@@ -69,6 +71,7 @@ class Evaluation:
     stable: Mask
     never_worse: Mask
     meets_slo: Mask
+    within_cap: Mask
     near: Mask
     winner: NDArray[np.intp]
     explore_units: NDArray[np.uint8]
@@ -80,7 +83,8 @@ def evaluate_classes(
     """Decide all classes of one table.
 
     Where the classes' shares of the load are known, each class sees the work of the others at their current arms; at
-    most five sweeps settle that. Where they are not, each class takes all load for its own.
+    most five sweeps settle that. Where more is offered than fits then, classes are capped (see `overload`) and as many
+    sweeps settle it again. Where shares are not known, each class takes all load for its own.
 
     Args:
         incumbents: for each class the row of the arm in use in each cell, -1 where there is none; shape [S, B, L].
@@ -95,16 +99,23 @@ def evaluate_classes(
     evaluations: list[Evaluation] = []
     nothing: Array = np.zeros((len(knob.work_stages), 1, 1, 1, 1))
     work = [nothing] * len(inputs)
-    for _ in range(_SWEEPS):
+    caps: list[Mask] | None = None
+    for sweep in range(2 * _SWEEPS):
         before = [evaluation.winner for evaluation in evaluations]
         evaluations = []
         for index, (item, used) in enumerate(zip(inputs, incumbents, strict=True)):
             others = sum((w for other, w in enumerate(work) if other != index), start=nothing)
-            evaluation = evaluate(item, knob, points, used, share=known[index], other_work=others)
+            cap = caps[index] if caps else None
+            evaluation = evaluate(item, knob, points, used, share=known[index], other_work=others, cap=cap)
             evaluations.append(evaluation)
             work[index] = _work_of(evaluation, known[index])
-        if before and all(np.array_equal(a, e.winner) for a, e in zip(before, evaluations, strict=True)):
-            break
+        settled = before and all(np.array_equal(a, e.winner) for a, e in zip(before, evaluations, strict=True))
+        if settled or sweep == _SWEEPS - 1:
+            if caps is not None:
+                break
+            caps = _overload_caps(inputs, evaluations, known, sum(work, start=nothing))
+            if caps is None:
+                break
     return [
         _with_exploration(
             item,
@@ -116,6 +127,25 @@ def evaluate_classes(
         )
         for index, item in enumerate(inputs)
     ]
+
+
+def _overload_caps(
+    inputs: Sequence[ClassInput], evaluations: Sequence[Evaluation], shares: Sequence[float], work: Array
+) -> list[Mask] | None:
+    """For each class the arms within its cap, all of them where everything fits; None where it fits everywhere."""
+    overloaded = work.max(axis=0) >= SUPPLY
+    if not overloaded.any():
+        return None
+    shape = evaluations[0].rank_s.shape[1:]
+    demands, losses, usable = [], [], []
+    for item, evaluation, share in zip(inputs, evaluations, shares, strict=True):
+        p = evaluation.prediction
+        demands.append(np.broadcast_to(share * p.transfers_per_s[None] * p.server_s, (*p.server_s.shape[:2], *shape)))
+        losses.append(np.array([candidate.loss_mean_nats for candidate in item.candidates]))
+        mask = (evaluation.available & evaluation.quality_ok)[:, None, None, None]
+        usable.append(np.broadcast_to(mask, evaluation.rank_s.shape))
+    caps = quality_caps(demands, losses, usable)
+    return [within_caps(demand, rows) | ~overloaded for demand, rows in zip(demands, caps, strict=True)]
 
 
 def _work_of(evaluation: Evaluation, share: float) -> Array:
@@ -133,8 +163,13 @@ def evaluate(
     *,
     share: float = 1.0,
     other_work: Array | None = None,
+    cap: Mask | None = None,
 ) -> Evaluation:
-    """Decide one class, without exploration yet. See `Evaluation` for shapes."""
+    """Decide one class, without exploration yet. See `Evaluation` for shapes.
+
+    Args:
+        cap: arms that leave the other classes their room under overload, shape [arms, S, B, L]; None for all.
+    """
     goal, models, corrections = item.goal, item.models, item.corrections
     factors = corrections.factors()
     prediction = knob.predict(models, factors, points.middle, share=share, other_work=other_work)
@@ -171,7 +206,7 @@ def evaluate(
     if goal.objective is Objective.LATENCY and not pinned:
         allowed &= never_worse
     stable = prediction.rho < 1.0
-    for gate in (stable, meets):
+    for gate in (*(() if cap is None else (cap,)), stable, meets):
         passing = allowed & gate
         allowed = np.where(passing.any(axis=0), passing, allowed)
     # Nobody meets the SLO: the least violation, whatever the objective.
@@ -191,6 +226,7 @@ def evaluate(
         stable=stable,
         never_worse=never_worse,
         meets_slo=meets,
+        within_cap=np.ones(shape, dtype=np.bool_) if cap is None else cap,
         near=near,
         winner=winner,
         lower_s=rank,

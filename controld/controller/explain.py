@@ -26,6 +26,7 @@ class ArmVerdict(StrEnum):
     QUALITY = "loss_above_limit"
     PINNED = "pinned_off"
     NOT_ASKED_FOR = "not_asked_for"
+    OVER_CAP = "over_cap"
     UNSTABLE = "unstable"
     SLOWER_THAN_RAW = "slower_than_raw"
     MISSES_SLO = "misses_slo"
@@ -333,6 +334,11 @@ def _verdict(
         return ArmVerdict.PINNED, f"out: pinned off, {candidate.out_reason}"
     if not evaluation.available[row] or goal.only_arm is not None:
         return ArmVerdict.NOT_ASKED_FOR, f"out: this class uses {goal.only_arm} only"
+    if not evaluation.within_cap[row][cell] and evaluation.within_cap[winner_row][cell]:
+        return (
+            ArmVerdict.OVER_CAP,
+            f"overload: leaves the other classes too little room, {_busiest(table, evaluation, row)}",
+        )
     if not evaluation.stable[row][cell] and evaluation.stable[winner_row][cell]:
         return ArmVerdict.UNSTABLE, f"unstable: {_busiest(table, evaluation, row)}"
     if goal.objective is Objective.LATENCY and not evaluation.never_worse[row][cell]:

@@ -75,7 +75,7 @@ class KvLoad:
         def column(values: Array) -> Array:
             return values[:, None, None, None]
 
-        framed, computes = column(models.framed) > 0, column(models.wire_share) == 0
+        framed, computes = column(models.framed.astype(np.float64)) > 0, column(models.wire_share) == 0
         chunks = np.where(framed, np.maximum(np.ceil(size / self.chunk_bytes), 1.0), 1.0)
         own = column(models.encode_a_s) + size * (
             column(models.encode_b_s_per_byte) + size * column(models.encode_c_s_per_byte2)
