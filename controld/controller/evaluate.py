@@ -209,9 +209,13 @@ def evaluate(
     for gate in (*(() if cap is None else (cap,)), stable, meets):
         passing = allowed & gate
         allowed = np.where(passing.any(axis=0), passing, allowed)
+    # A change of arm must earn its own cost: whoever is not in use is that much slower in the choice.
+    switching = knob.switch_cost_s * _would_switch(shape, incumbent)
+    if goal.objective is Objective.LATENCY:
+        cost = cost + switching
     # Nobody meets the SLO: the least violation, whatever the objective.
-    cost = np.where((allowed & meets & stable).any(axis=0), cost, tail)
-    winner, near = _choose(cost, allowed, losses, rank, incumbent)
+    cost = np.where((allowed & meets & stable).any(axis=0), cost, tail + switching)
+    winner, near = _choose(cost, allowed, losses, rank + switching, incumbent)
     if pinned:
         wanted = np.flatnonzero((available & quality_ok)[1:]) + 1
         winner = np.full_like(winner, wanted[0] if len(wanted) else _RAW_ROW)
@@ -232,6 +236,12 @@ def evaluate(
         lower_s=rank,
         explore_units=np.zeros(shape, dtype=np.uint8),
     )
+
+
+def _would_switch(shape: tuple[int, ...], incumbent: NDArray[np.intp]) -> Mask:
+    """Arms that would take the place of another one in use, shape [arms, S, B, L]."""
+    rows = np.arange(shape[0])[:, None, None, None]
+    return np.asarray((incumbent >= 0)[None] & (rows != incumbent[None]))
 
 
 def _ranked(prediction: Prediction) -> Array:

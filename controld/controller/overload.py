@@ -65,7 +65,7 @@ def within_caps(demand: Array, caps: Rows) -> Mask:
 
 def _least(demand: Array, mask: Mask) -> Rows:
     """The arm with the least work at its busiest server."""
-    return np.argmin(np.where(mask, demand.max(axis=0), np.inf), axis=0)
+    return np.asarray(np.argmin(np.where(mask, demand.max(axis=0), np.inf), axis=0))
 
 
 def _work(demand: Array, rows: Rows) -> Array:
