@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -177,7 +177,7 @@ def profile_candidate(
     foreign = is_foreign(profile, sender_hardware, receiver_hardware)
     return Candidate(
         arm_id=profile.arm_id,
-        label=configuration_label(profile.configuration),
+        label=_label(profile.configuration),
         configuration=profile.configuration,
         loss_mean_nats=profile.loss_mean_nats,
         loss_upper_nats=profile.loss_upper_nats,
@@ -188,6 +188,12 @@ def profile_candidate(
         foreign=foreign,
         out_reason=out_reason,
     )
+
+
+@lru_cache(maxsize=4096)
+def _label(configuration: Configuration) -> str:
+    """Labels are asked for at every plan, for the same configurations again and again."""
+    return configuration_label(configuration)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,9 @@ from controld.controller.posterior import StageCorrection
 _FORMAT = 1
 _THE_WINNER = -2
 
-Indices = NDArray[np.intp]
+Indices = NDArray[np.signedinteger[Any]]
+CELL_DTYPE = np.int32
+"""A plan has tens of thousands of cells and there may be a thousand plans: half of what an index usually takes."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,7 @@ def _class_from_document(document: Mapping[str, Any], configurations: Mapping[st
 
 
 def _winners(mixtures: Sequence[Mixture], cells: Indices) -> Indices:
-    return np.array([mixture.arms[0] for mixture in mixtures], dtype=np.intp)[cells]
+    return np.array([mixture.arms[0] for mixture in mixtures], dtype=CELL_DTYPE)[cells]
 
 
 def _run_lengths(values: Indices) -> list[list[int]]:
@@ -248,7 +250,7 @@ def _run_lengths(values: Indices) -> list[list[int]]:
 
 def _from_run_lengths(runs: Sequence[Sequence[int]]) -> Indices:
     if not runs:
-        return np.zeros(0, dtype=np.intp)
+        return np.zeros(0, dtype=CELL_DTYPE)
     return np.repeat(
-        np.array([value for value, _ in runs], dtype=np.intp), np.array([count for _, count in runs], dtype=np.intp)
+        np.array([value for value, _ in runs], dtype=CELL_DTYPE), np.array([count for _, count in runs], dtype=np.intp)
     )
