@@ -3,8 +3,9 @@
     python benchmarks/profiling.py [--seeds 10] [--trials 300] [--engine controld --engine tpe] [--jobs 2] [--save]
     python benchmarks/profiling.py --quick
     python benchmarks/profiling.py --kvserve FOLDER
+    python benchmarks/profiling.py --ground-truth [OPTIONS]     measure the table; see benchmarks/profiling_truth.py
 
-The table (`benchmarks/profiling_truth.py`) holds every lossy part of a space, measured once. A trial looks one
+The table (`--ground-truth`) holds every lossy part of a space, measured once. A trial looks one
 lossy part up and brings the points of all its coders. After each trial the hypervolume of what is known
 (`controld/candidates/pareto.py`, ideal and nadir of the whole table) is divided by that of the whole table. All
 engines start from the same 20 quasi-random parts for each seed, and all are told the same: the loss, its standard
@@ -25,7 +26,6 @@ import json
 import multiprocessing
 import os
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,12 +37,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import profiling_truth
+from profiling_report import OURS, START_TRIALS, Run, last_line, plot, run_from_json, run_to_json, show
 from profiling_rivals import OptunaSearcher, Pool, RandomSearcher
 from profiling_space import bench_space, model_space
-from profiling_truth import load_truth
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from threadpoolctl import threadpool_limits
 
 from controld.candidates.pareto import hypervolume, log_objectives, non_dominated
@@ -57,12 +57,7 @@ TABLE = DATA / "profiling_truth.csv.gz"
 SPACE = DATA / "profiling_space.json"
 CURVES = DATA / "profiling_curves.json"
 RUNS = Path("build/benchmarks/profiling_runs.jsonl")
-OURS = "controld"
-START_TRIALS = 20
 QUICK_STEPS = 10
-SHARES = (0.95, 0.99)
-AIM = 50
-"""Trials to the last share are to be fewer than the lossy parts by this factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,26 +148,6 @@ class Problem:
         return cls(truth, Pool(truth.space, truth.parts), Yardstick(truth))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One engine from one start.
-
-    Args:
-        shares: hypervolume share after each trial, start trials included; shorter where the engine stopped by itself.
-        search_s: processor seconds of asking and telling after the start.
-    """
-
-    engine: str
-    seed: int
-    shares: tuple[float, ...]
-    search_s: float
-
-    @property
-    def step_s(self) -> float:
-        """Seconds a trial."""
-        return self.search_s / max(len(self.shares) - START_TRIALS, 1)
-
-
 def _ours(problem: Problem, seed: int) -> Searcher:
     from controld.profiling.worker.bayesian import BayesianSearcher
 
@@ -232,123 +207,6 @@ def replay(
     return Run(engine=engine, seed=seed, shares=tuple(shares), search_s=search_s)
 
 
-def trials_to(run: Run, share: float) -> float:
-    """Trials until a share is reached; infinite where it never is."""
-    return next((float(trial) for trial, reached in enumerate(run.shares, start=1) if reached >= share), np.inf)
-
-
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """First quartile, median and third quartile, each one of the values."""
-    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75], method="inverted_cdf")
-    return float(low), float(middle), float(high)
-
-
-def curves(runs: Sequence[Run], trials: int) -> np.ndarray:
-    """Shares, `[runs, trials]`; an engine that stopped keeps what it has."""
-    return np.array([[*run.shares, *[run.shares[-1]] * trials][:trials] for run in runs])
-
-
-def by_engine(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """In the order of `ENGINES`."""
-    return {name: found for name in ENGINES if (found := [run for run in runs if run.engine == name])}
-
-
-def last_line(runs: Sequence[Run], parts: int) -> str:
-    """The sizes that the benchmark is about: medians over seeds."""
-    medians = {
-        name: quartiles([trials_to(run, SHARES[-1]) for run in found])[1] for name, found in by_engine(runs).items()
-    }
-    limit = max((len(run.shares) for run in runs), default=0)
-    others = [median for name, median in medians.items() if name != OURS]
-    ours = _trials(medians[OURS], limit) if OURS in medians else "unknown"
-    best = _trials(min(others), limit) if others else "unknown"
-    return f"space={parts} trials_to_99={ours} best_other={best}"
-
-
-def _trials(value: float, limit: int) -> str:
-    return f"{value:.0f}" if np.isfinite(value) else f">{limit}"
-
-
-def show(runs: Sequence[Run], *, parts: int, seconds_per_part: float, console: Console) -> None:
-    """One row an engine: medians with quartiles over seeds."""
-    limit = max(len(run.shares) for run in runs)
-    early = min(parts // AIM, limit)
-    table = Table(
-        "engine", "seeds", *(f"trials to {share:.0%}" for share in SHARES), f"share at {early} (1/{AIM})",
-        f"share at {limit}", "search, s a trial", "measuring to 99%, s",
-        title=f"{parts} lossy parts; medians with quartiles over seeds",
-    )  # fmt: skip
-    for name, found in by_engine(runs).items():
-        cells = [str(len(found))]
-        for share in SHARES:
-            low, middle, high = (_trials(value, limit) for value in quartiles([trials_to(run, share) for run in found]))
-            cells.append(f"{middle} [{low}, {high}]")
-        for trial in (early, limit):
-            low_share, middle_share, high_share = quartiles(list(curves(found, limit)[:, trial - 1]))
-            cells.append(f"{middle_share:.2%} [{low_share:.2%}, {high_share:.2%}]")
-        cells.append(f"{statistics.median(run.step_s for run in found):.3f}")
-        needed = quartiles([trials_to(run, SHARES[-1]) for run in found])[1]
-        cells.append(f"{needed * seconds_per_part:.0f}" if np.isfinite(needed * seconds_per_part) else "-")
-        table.add_row(name, *cells)
-    if np.isfinite(seconds_per_part):
-        table.caption = f"brute force: {parts * seconds_per_part:.0f} s of measuring, {seconds_per_part:.2f} s a part"
-    console.print(table)
-
-
-def plot(runs: Sequence[Run], *, parts: int, path: Path) -> None:
-    """What is missing to the whole hypervolume by number of trials, medians and quartiles.
-
-    Raises:
-        SystemExit: matplotlib is missing.
-    """
-    try:
-        import matplotlib
-    except ImportError:
-        raise SystemExit("the plot needs matplotlib: pip install 'controld[plot]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import FuncFormatter
-
-    limit = max(len(run.shares) for run in runs)
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    trials = np.arange(1, limit + 1)
-    for name, found in by_engine(runs).items():
-        low, middle, high = 100 * (1 - np.quantile(curves(found, limit), [0.25, 0.5, 0.75], axis=0))
-        (line,) = axes.plot(
-            trials, middle, label=f"{name} ({len(found)} seeds)", linewidth=2.5 if name == OURS else 1.5
-        )
-        axes.fill_between(trials, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-    for share in SHARES:
-        axes.axhline(100 * (1 - share), color="grey", linewidth=0.8, linestyle="--")
-        axes.annotate(f"{share:.0%}", (limit, 100 * (1 - share)), ha="right", va="bottom", color="grey")
-    if parts // AIM < limit:
-        axes.axvline(parts // AIM, color="grey", linewidth=0.8, linestyle=":")
-        axes.annotate(f"1/{AIM} of the parts", (parts // AIM, 18), rotation=90, ha="right", va="top", color="grey")
-    axes.set(xlabel="trials", ylabel="hypervolume missing to brute force (%)", yscale="log", xlim=(START_TRIALS, limit))
-    axes.set_ylim(0.1, 20)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_title(f"Search of {parts} lossy parts: median and quartiles over seeds")
-    axes.legend(loc="lower left")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
-def run_to_json(run: Run) -> dict[str, Any]:
-    """With shares rounded to what a plot shows."""
-    return {
-        "engine": run.engine,
-        "seed": run.seed,
-        "search_s": round(run.search_s, 3),
-        "shares": [round(share, 5) for share in run.shares],
-    }
-
-
-def run_from_json(data: dict[str, Any]) -> Run:
-    """What `run_to_json` wrote."""
-    return Run(engine=data["engine"], seed=data["seed"], shares=tuple(data["shares"]), search_s=data["search_s"])
-
-
 class RunFile:
     """Finished runs, one a line, each with the table and the trials that it was made with.
 
@@ -388,7 +246,7 @@ def load_ground_truth(path: Path, space_path: Path) -> GroundTruth:
         ControldError: the table is missing or malformed, or holds a part that is none of the space's.
         SystemExit: the space is not the one that the table was made for.
     """
-    found = load_truth(path)
+    found = profiling_truth.load_truth(path)
     if space_path.is_file():
         space = StrategySpace.from_json(space_path.read_text().strip())
     else:
@@ -459,7 +317,7 @@ def save_curves(runs: Sequence[Run], truth: GroundTruth, path: Path) -> None:
         "start_trials": START_TRIALS,
         "machine": machine,
     }
-    ordered = sorted(runs, key=lambda run: (list(ENGINES).index(run.engine), run.seed))
+    ordered = sorted(runs, key=lambda run: (run.engine != OURS, run.engine, run.seed))
     lines = ",\n".join(json.dumps(run_to_json(run), separators=(",", ":")) for run in ordered)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f'{json.dumps(document, indent=1)[:-2]},\n "runs": [\n{lines}\n]}}\n')
@@ -499,8 +357,32 @@ def quick(source: Source, curves_path: Path, console: Console) -> None:
     print(last_line(runs, len(problem.truth.parts)))
 
 
-def main() -> None:
-    """Command line."""
+def compare_engines(source: Source, options: argparse.Namespace, console: Console) -> None:
+    """Make the runs that are missing, then show, save and plot all of them."""
+    truth = _problem(source).truth
+    if options.seconds_per_part is not None:
+        truth = replace(truth, seconds_per_part=options.seconds_per_part)
+    kept = RunFile(options.runs, truth.fingerprint, options.trials)
+    pairs = [(engine, seed) for engine in options.engine or ENGINES for seed in range(options.seeds)]
+    done = {} if options.again else kept.read()
+    wanted = [pair for pair in pairs if pair not in done]
+    errors = Console(stderr=True)
+    for run in run_all(source, wanted, trials=options.trials, jobs=options.jobs, console=errors):
+        kept.append(run)
+    runs = list(kept.read().values())
+    if options.save:
+        # Before the plot, which may fail: these took hours.
+        save_curves(runs, truth, options.curves)
+        options.space.write_text(truth.space.to_json() + "\n")
+        console.print(f"curves: {options.curves}")
+    show(runs, parts=len(truth.parts), seconds_per_part=truth.seconds_per_part, console=console)
+    plot(runs, parts=len(truth.parts), path=options.plot)
+    console.print(f"plot: {options.plot}")
+    print(last_line(runs, len(truth.parts)))
+
+
+def read_options() -> argparse.Namespace:
+    """Of the command line. Raises: SystemExit: wrong usage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--trials", type=int, default=300, help="of each run, start trials included (default: 300)")
@@ -514,6 +396,10 @@ def main() -> None:
         "--kvserve", type=Path, nargs="?", const=published, metavar="FOLDER",
         help="KVServe's own 144 points instead (default: $CONTROLD_KVSERVE_DATA)",
     )  # fmt: skip
+    parser.add_argument(
+        "--ground-truth", nargs=argparse.REMAINDER, metavar="OPTION",
+        help="measure the table, or make it of what was measured; all that follows goes to profiling_truth.py",
+    )  # fmt: skip
     parser.add_argument("--seconds-per-part", type=float, help="of measuring one (default: what the table says)")
     parser.add_argument("--table", type=Path, default=TABLE)
     parser.add_argument("--space", type=Path, default=SPACE, help="of the table (default: beside it)")
@@ -524,6 +410,16 @@ def main() -> None:
     for name in ("seeds", "trials", "jobs"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} is below 1")
+    return options
+
+
+def main() -> None:
+    """Command line."""
+    options = read_options()
+    if options.ground_truth is not None:
+        sys.argv = ["profiling_truth.py", *options.ground_truth]
+        profiling_truth.main()
+        return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     console = Console(width=None if sys.stdout.isatty() else 160)
     if options.kvserve is not None:
@@ -534,26 +430,8 @@ def main() -> None:
     source = Source(options.table, options.space)
     if options.quick:
         quick(source, options.curves, console)
-        return
-    truth = _problem(source).truth
-    if options.seconds_per_part is not None:
-        truth = replace(truth, seconds_per_part=options.seconds_per_part)
-    kept = RunFile(options.runs, truth.fingerprint, options.trials)
-    pairs = [(engine, seed) for engine in options.engine or ENGINES for seed in range(options.seeds)]
-    done = {} if options.again else kept.read()
-    wanted = [pair for pair in pairs if pair not in done]
-    errors = Console(stderr=True)
-    for run in run_all(source, wanted, trials=options.trials, jobs=options.jobs, console=errors):
-        kept.append(run)
-    runs = list(kept.read().values())
-    show(runs, parts=len(truth.parts), seconds_per_part=truth.seconds_per_part, console=console)
-    plot(runs, parts=len(truth.parts), path=options.plot)
-    console.print(f"plot: {options.plot}")
-    if options.save:
-        save_curves(runs, truth, options.curves)
-        options.space.write_text(truth.space.to_json() + "\n")
-        console.print(f"curves: {options.curves}")
-    print(last_line(runs, len(truth.parts)))
+    else:
+        compare_engines(source, options, console)
 
 
 if __name__ == "__main__":

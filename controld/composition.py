@@ -16,7 +16,7 @@ from controld.contract.trial import TrialOutcome
 from controld.daemon import Daemon
 from controld.fleet.server import FleetServer, FleetSettings
 from controld.fleet.session import AgentSession
-from controld.obs.collector import AgentLabel, PartsCollector
+from controld.obs.collector import AgentLabel, PartsCollector, TenantCollector, TenantSample
 from controld.obs.metrics import Metrics
 from controld.planning.artefacts import ArtefactFolder
 from controld.planning.planner import Planner
@@ -84,6 +84,7 @@ class Core:
         )
         self.fleet = fleet
         metrics.registry.register(PartsCollector(self._agent_labels, fleet.tally.labelled, self._reload_counts))
+        metrics.registry.register(TenantCollector(self._tenant_samples, self._jain_indices))
         self.studies = StudyService(store, fleet, clock, on_profiles=self.planner.profiles_changed)
         await self.planner.restore()
         self._policies.subscribe(self._on_policies)
@@ -139,6 +140,23 @@ class Core:
             return "degraded" if session.degraded else "attached" if session.attached else "not_attached"
 
         return [AgentLabel(s.identity.kind, s.identity.role, state(s)) for s in self.fleet.sessions()]
+
+    def _tenant_samples(self) -> list[TenantSample]:
+        return [
+            TenantSample(
+                deployment=report.selector.deployment,
+                tenant=tenant.name,
+                raw_bytes=tenant.raw_bytes,
+                wire_bytes=tenant.wire_bytes,
+                slowdown=tenant.slowdown,
+            )
+            for report in self.planner.tenants()
+            for tenant in report.tenants
+        ]
+
+    def _jain_indices(self) -> dict[str, float]:
+        reports = self.planner.tenants()
+        return {r.selector.deployment: r.jain_index for r in reports if r.jain_index is not None}
 
     def _reload_counts(self) -> dict[str, int]:
         daemon = self.daemon

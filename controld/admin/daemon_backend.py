@@ -132,6 +132,15 @@ class DaemonBackend:
             "sizes": {
                 name: asdict(estimate) for name, estimate in self._planner.sizes.estimates(self._clock.unix_s()).items()
             },
+            "tenants": [
+                {
+                    "kind": report.selector.kind,
+                    "deployment": report.selector.deployment,
+                    "jain_index": report.jain_index,
+                    "tenants": [asdict(tenant) for tenant in report.tenants],
+                }
+                for report in self._planner.tenants()
+            ],
             "feedback_refused": dict(self._planner.learning.refused),
             "alarms": [
                 *(

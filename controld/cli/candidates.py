@@ -84,8 +84,8 @@ def _list(client: AdminClient, arguments: Namespace) -> int:
             code="cli.plot",
             hint=f"a folder, or a file that ends in {', '.join(_PLOT_SUFFIXES)}",
         )
-    rows = client.get("/v1/candidates", workload=arguments.workload)["candidates"]
-    rows = sorted((row for row in rows if _wanted(row, arguments)), key=_order)
+    stored = client.get("/v1/candidates", workload=arguments.workload)["candidates"]
+    rows = sorted((row for row in stored if _wanted(row, arguments)), key=_order)
     if arguments.envelope and rows:
         from controld.cli.candidate_envelope import show_envelopes
 
@@ -103,8 +103,28 @@ def _list(client: AdminClient, arguments: Namespace) -> int:
         for path in written:
             print(f"plot: {path}")
     else:
-        print("no profiles; measure some: controld profile --grid")
+        print(_why_none(client, arguments, len(stored)))
     return 0
+
+
+def _why_none(client: AdminClient, arguments: Namespace, of_workload: int) -> str:
+    """What to say where nothing is shown: what the filters hide, or that nothing is there."""
+    filters = [
+        name
+        for name, given in (("--pareto", arguments.pareto), ("--max-loss", arguments.max_loss is not None))
+        if given
+    ]
+    if of_workload:
+        return f"none of {_profiles(of_workload)} passes {' and '.join(filters)}"
+    everything = client.get("/v1/candidates")["candidates"] if arguments.workload else []
+    if everything:
+        workloads = ", ".join(sorted({row["workload"] for row in everything}))
+        return f"no profiles of workload {arguments.workload}; there are {_profiles(len(everything))} of {workloads}"
+    return "no profiles; measure some: controld profile --grid"
+
+
+def _profiles(count: int) -> str:
+    return "1 profile" if count == 1 else f"{count} profiles"
 
 
 def _export(client: AdminClient, arguments: Namespace) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Any
 
 from controld.cli.command import print_json
 from controld.config import find_config_file, is_config_file, load_config
-from controld.policy.loader import SourceFile, is_policy_file, parse_policies, read_sources
+from controld.contract.quantity import format_rate
+from controld.policy.loader import SourceFile, is_policy_file, parse_with_warnings, read_sources
 from controld.policy.model import Policy
 from controld.policy.problem import Problem, SettingsErrors
 
@@ -21,6 +23,7 @@ examples:
   controld check --json policies/ | jq -r '.problems[].text'
 
 A problem is one line: file:line:column: path: problem (hint). Exit status 1 where there is any.
+A warning is such a line, too, and changes nothing. Of tenants is shown what each gets while all want more.
 """
 
 
@@ -46,12 +49,16 @@ def run(arguments: Namespace) -> int:
         if not paths:
             policy_paths = [_near(config.policy.directory)]
     sources = _read(policy_paths, problems)
-    policies = _parse(sources, problems)
+    policies, warnings = _parse(sources, problems)
     ordered = sorted(problems)
     if arguments.json:
-        named = [{"name": p.name, "file": p.source_file, "kind": p.kind, "deployment": p.deployment} for p in policies]
-        print_json({"ok": not ordered, "policies": named, "problems": [problem.to_json() for problem in ordered]})
+        described = [_describe(policy) for policy in policies]
+        problems_json = [problem.to_json() for problem in ordered]
+        warnings_json = [warning.to_json() for warning in warnings]
+        print_json({"ok": not ordered, "policies": described, "problems": problems_json, "warnings": warnings_json})
     else:
+        for warning in warnings:
+            print(f"warning: {warning}")
         _print(ordered, policies, [path for path in configs if not ordered])
     return 1 if ordered else 0
 
@@ -75,12 +82,26 @@ def _read(paths: list[Path], problems: set[Problem]) -> list[SourceFile]:
     return list(sources.values())
 
 
-def _parse(sources: list[SourceFile], problems: set[Problem]) -> tuple[Policy, ...]:
+def _parse(sources: list[SourceFile], problems: set[Problem]) -> tuple[tuple[Policy, ...], tuple[Problem, ...]]:
     try:
-        return parse_policies(sources)
+        return parse_with_warnings(sources)
     except SettingsErrors as error:
         problems.update(error.problems)
-        return ()
+        return (), ()
+
+
+def _describe(policy: Policy) -> dict[str, Any]:
+    shares = policy.tenant_shares
+    return {
+        "name": policy.name,
+        "file": policy.source_file,
+        "kind": policy.kind,
+        "deployment": policy.deployment,
+        "tenants": [
+            {"name": t.name, "weight": t.weight, "guaranteed_share": t.guaranteed_share, "share": shares[t.name]}
+            for t in policy.tenants
+        ],
+    }
 
 
 def _print(problems: list[Problem], policies: tuple[Policy, ...], configs: list[Path]) -> None:
@@ -95,6 +116,19 @@ def _print(problems: list[Problem], policies: tuple[Policy, ...], configs: list[
     for policy in policies:
         classes = ", ".join(service_class.name for service_class in policy.classes)
         print(f"{policy.source_file}: policy {policy.name} for {policy.kind}/{policy.deployment}: {classes}")
+        if len(policy.tenants) > 1:
+            print(f"  tenants, while all want more: {_shares(policy)}")
+
+
+def _shares(policy: Policy) -> str:
+    shares, link = policy.tenant_shares, policy.link("default")
+    rate = link.rate_bytes_per_s if link else 0.0
+    return ", ".join(
+        f"{t.name} {shares[t.name] * 100:.3g}%"
+        + (f" of {format_rate(rate)}" if rate else "")
+        + (f" (at least {t.guaranteed_share * 100:.3g}%)" if t.guaranteed_share else "")
+        for t in policy.tenants
+    )
 
 
 def _count(number: int, noun: str) -> str:

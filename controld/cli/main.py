@@ -21,6 +21,7 @@ BUILT_IN = {
     "candidates": "show profiles, their quality, bytes and time, and the Pareto front",
     "space": "show what a plane can be told to do: its parameters, their values and what excludes what",
     "profile": "measure configurations on the real model",
+    "replay": "say what would have happened to a trace of requests under a policy",
     "reload": "have the daemon read its policies again",
 }
 """Commands of this package with their summaries: each is a module of the same name."""

@@ -37,8 +37,8 @@ examples:
   controld profile --compare 20260101-120000-ab12 20260102-090000-cd34
 
 A search measures first what fills the space, then what a model of the results so far says is likely to widen the
-Pareto front of loss, bytes and time. It stops when its budget is spent, when the last max(20, 15 %) trials widened the
-front's hypervolume by less than 0.5 %, or when nothing is left. The hypervolume is shown between 0 and 1.
+Pareto front of loss, bytes and time. It stops when its budget is spent, when the last max(40, 25 %) trials widened the
+front's hypervolume by less than 0.1 %, or when nothing is left. The hypervolume is shown between 0 and 1.
 
 A study belongs to the daemon: it goes on when this command ends, and after a crash of the daemon, of a worker or of
 the search. `controld candidates` shows the profiles.
@@ -50,6 +50,9 @@ _QUICK_SEGMENTS = 4
 _OPEN_STATES = ("running", "paused")
 _OF_GRID = ("quick",)
 _OF_SEARCH = ("restrict", "seed", "max_segments")
+_OF_BOTH = ("plane", "workload", "lengths", "segments", "deployment", "model")
+_DEFAULT_PLANE = "sglang"
+_DEFAULT_WORKLOAD = "general"
 _INTEGER = re.compile(r"-?[0-9]+")
 _COLUMNS = 60
 _BARS = "▁▂▃▄▅▆▇█"
@@ -70,8 +73,9 @@ def configure(parser: ArgumentParser) -> None:
     action.add_argument("--cancel", metavar="ID", help="cancel a study; what it measured stays")
     action.add_argument("--compare", nargs="+", metavar="ID", help="the hypervolume by trial of studies, side by side")
     action.add_argument("--list", action="store_true", help="all studies")
-    parser.add_argument("--plane", default="sglang", metavar="KIND", help="kind of data plane (default: sglang)")
-    parser.add_argument("--workload", default="general", help="whose texts are measured on (default: general)")
+    # No defaults here: what was not given is told apart from what was given for nothing.
+    parser.add_argument("--plane", metavar="KIND", help=f"kind of data plane (default: {_DEFAULT_PLANE})")
+    parser.add_argument("--workload", help=f"whose texts are measured on (default: {_DEFAULT_WORKLOAD})")
     parser.add_argument("--lengths", type=_lengths, metavar="N,N", help="prompt lengths (default: 256,1024,2048)")
     parser.add_argument(
         "--segments", type=int, metavar="N", help="texts per prompt length (default: 8; search: 2 at first)"
@@ -97,6 +101,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
+    _refuse_foreign_options(arguments)
     client = AdminClient.from_arguments(arguments, patience_s=_PATIENCE_S)
     hasty = AdminClient.from_arguments(arguments)
     if arguments.list:
@@ -119,15 +124,23 @@ def run(arguments: Namespace) -> int:
     return _done(study, arguments)
 
 
+def _refuse_foreign_options(arguments: Namespace) -> None:
+    owners = {"--budget": _OF_SEARCH, "--grid": _OF_GRID, "--budget and --grid": _OF_BOTH}
+    if arguments.grid or arguments.budget is not None:
+        del owners["--budget and --grid"]
+        del owners["--grid" if arguments.grid else "--budget"]
+    for owner, names in owners.items():
+        for name in names:
+            value = getattr(arguments, name)
+            if value is not None and value is not False:
+                option = f"--{name.replace('_', '-')}"
+                raise ControldError(
+                    f"{option} belongs to {owner}", code="cli.profile", hint="see controld profile --help"
+                )
+
+
 def _request(arguments: Namespace) -> dict[str, Any]:
-    foreign = _OF_SEARCH if arguments.grid else _OF_GRID
-    for name in foreign:
-        if getattr(arguments, name):
-            other = "--budget" if arguments.grid else "--grid"
-            raise ControldError(
-                f"--{name.replace('_', '-')} belongs to {other}", code="cli.profile", hint="see controld profile --help"
-            )
-    body = {"plane": arguments.plane, "workload": arguments.workload}
+    body: dict[str, Any] = {"plane": _DEFAULT_PLANE, "workload": _DEFAULT_WORKLOAD}
     if arguments.grid:
         if arguments.quick:
             body |= {"grid": "quick", "segments": _QUICK_SEGMENTS}
@@ -135,7 +148,7 @@ def _request(arguments: Namespace) -> dict[str, Any]:
         body |= {"method": "search", "budget": arguments.budget}
         if arguments.restrict:
             body["restrict"] = _restrictions(arguments.restrict)
-    for name in ("segments", "max_segments", "seed", "lengths", "deployment", "model"):
+    for name in (*_OF_BOTH, "max_segments", "seed"):
         value = getattr(arguments, name)
         if value is not None:
             body[name] = value

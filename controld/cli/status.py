@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from controld.cli.admin_client import AdminClient
 from controld.cli.command import print_json
 from controld.cli.console import console
 from controld.contract.quantity import format_duration, format_rate, format_size
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SUMMARY = "show agents, links, policies and what transfers did"
 EXAMPLES = """\
@@ -16,7 +19,9 @@ examples:
   controld status
   controld status --json | jq .transfers
 
-An agent that is not attached moves its KV uncompressed; the reason stands beside it.
+An agent that is not attached moves its KV uncompressed; the reason stands beside it. A tenant's slowdown is the time of
+its recent transfers, waiting included, over what they would take alone; Jain's index is 1 where all tenants are slowed
+down alike (by weight).
 """
 
 
@@ -71,6 +76,40 @@ def _show(status: dict[str, Any]) -> None:
     for name, size in status["sizes"].items():
         shown = (format_size(size[key]) for key in ("median_bytes", "p90_bytes", "p99_bytes"))
         lately.add_row(name, *shown, f"{size['weight']:.0f}")
-    for table_or_none in (agents, links, transfers, lately):
+    for table_or_none in (agents, links, transfers, lately, _tenants(status)):
         if table_or_none.row_count:
             out.print(table_or_none)
+    for plane in status["tenants"]:
+        if plane["jain_index"] is not None:
+            out.print(
+                f"fairness of {plane['kind']}/{plane['deployment']}: Jain's index of slowdown {plane['jain_index']:.2f}"
+            )
+
+
+def _tenants(status: dict[str, Any]) -> Table:
+    """Tenants of policies that have several."""
+    from rich.table import Table
+
+    table = Table(
+        "plane",
+        "tenant",
+        "share",
+        "transfers",
+        "KV",
+        "on the wire",
+        "slowdown",
+        title="Tenants since the daemon started",
+    )
+    for plane in status["tenants"]:
+        for tenant in plane["tenants"] if len(plane["tenants"]) > 1 else ():
+            slowdown = tenant["slowdown"]
+            table.add_row(
+                f"{plane['kind']}/{plane['deployment']}",
+                tenant["name"],
+                f"{tenant['share'] * 100:.3g}%",
+                str(tenant["transfers"]),
+                format_size(tenant["raw_bytes"]),
+                format_size(tenant["wire_bytes"]),
+                "-" if slowdown is None else f"{slowdown:.2f}x",
+            )
+    return table

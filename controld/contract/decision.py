@@ -185,12 +185,14 @@ class ClassRule:
 
     Args:
         learn: whether its transfers teach the estimators and the controller; false for an experiment's pinned arms.
+        tenant: whose share of the link it uses; empty where nobody says.
     """
 
     service_class: str
     extra_key: str | None = None
     priority: int | None = None
     learn: bool = True
+    tenant: str = ""
 
 
 def match_class(rules: tuple[ClassRule, ...], *, extra_key: str | None, priority: int | None) -> str | None:

@@ -43,7 +43,7 @@ class Effect:
         transfer_id: also the decision's id.
         encode_s, decode_s: summed over chunks; decode is verify, decode and scatter.
         wire_s: union of the wire spans, each ending at the receiver's acknowledgement.
-        wait_s: from hand-over to the first byte of work.
+        wait_s: in which what was handed over waited for its turn, before the first byte of work and between parts.
         total_s: from the first byte of work to the last acknowledgement.
         expected_bytes, bandwidth_bytes_per_s, load: what the arm was drawn for.
         explored: drawn with less than the largest weight of its cell.

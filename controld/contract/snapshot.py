@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -19,10 +20,43 @@ class ResourceKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TenantShare:
+    """A tenant's part of the links that it shares.
+
+    Args:
+        weight: only its ratio to the other tenants' matters.
+
+    Raises:
+        FieldError: the name is empty or the weight not a positive finite number.
+    """
+
+    name: str
+    weight: float
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise FieldError("tenant_share.name", "is empty")
+        if not math.isfinite(self.weight) or self.weight <= 0:
+            raise FieldError(f"tenant_share.{self.name}.weight", f"{self.weight} is not a positive finite number")
+
+
+@dataclass(frozen=True, slots=True)
 class ClassRules:
-    """How a request finds its service class; the first match wins, none is `default`."""
+    """How a request finds its service class; the first match wins, none is `default`.
+
+    Args:
+        tenants: who shares the links; none: first come, first served.
+
+    Raises:
+        FieldError: a tenant comes twice.
+    """
 
     rules: tuple[ClassRule, ...] = ()
+    tenants: tuple[TenantShare, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len({tenant.name for tenant in self.tenants}) != len(self.tenants):
+            raise FieldError("class_rules.tenants", "a tenant comes twice")
 
 
 @dataclass(frozen=True, slots=True)

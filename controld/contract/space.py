@@ -198,6 +198,28 @@ class StrategySpace:
             ),
         )
 
+    def require_part_of(self, whole: StrategySpace) -> None:
+        """Accept a space of which every configuration is one of `whole`, written alike.
+
+        Raises:
+            FieldError: a parameter, value, default or condition differs, or something forbidden there is allowed.
+        """
+        known = {parameter.name: parameter for parameter in whole.parameters}
+        if [parameter.name for parameter in self.parameters] != list(known):
+            raise FieldError("space.parameters", "are not those of the whole space", hint=f"in order: {list(known)}")
+        for parameter in self.parameters:
+            field, original = f"space.parameters.{parameter.name}", known[parameter.name]
+            for value in parameter.values:
+                if not _holds(original.values, value):
+                    raise FieldError(f"{field}.values", f"{value!r} is not a value of it")
+            if replace(parameter, values=()) != replace(_restricted(original, parameter.values), values=()):
+                raise FieldError(field, "differs from the whole space in more than its values")
+        if self.conditions != whole.conditions:
+            raise FieldError("space.conditions", "are not those of the whole space")
+        missing = [rule for rule in whole.forbidden if rule not in self.forbidden]
+        if missing:
+            raise FieldError("space.forbidden", f"lacks a rule of the whole space: {missing[0].reason}")
+
     def to_json(self) -> str:
         """Canonical JSON, as carried in an agent's capabilities."""
         data = asdict(self)
@@ -215,6 +237,9 @@ class StrategySpace:
         """
         try:
             data = json.loads(text)
+            for name in data:
+                if name not in ("parameters", "conditions", "forbidden"):
+                    raise FieldError("capabilities.space_json", f"unknown key {name!r}", code="space.malformed")
             return cls(
                 parameters=tuple(Parameter(**{**p, "values": tuple(p["values"])}) for p in data["parameters"]),
                 conditions=tuple(

@@ -18,6 +18,7 @@ class LinkEstimate:
         offered_bytes_per_s: raw bytes offered to the queue, per second.
         backlog_bytes: raw bytes that wait in the queue now.
         transfers: how many wire spans went into the estimate, in total.
+        offered_by_class_bytes_per_s: `offered_bytes_per_s` by service class; empty where the agent does not tell.
     """
 
     link_group: str
@@ -29,6 +30,7 @@ class LinkEstimate:
     offered_sd_bytes_per_s: float = 0.0
     backlog_bytes: int = 0
     transfers: int = 0
+    offered_by_class_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("link_group", "tier"):
@@ -39,6 +41,13 @@ class LinkEstimate:
             if not math.isfinite(value) or value < 0:
                 raise FieldError(
                     f"link_estimate.{name}", f"{value} is not a finite non-negative number", code="telemetry.number"
+                )
+        for service_class, value in self.offered_by_class_bytes_per_s.items():
+            if not math.isfinite(value) or value < 0:
+                raise FieldError(
+                    f"link_estimate.offered_by_class_bytes_per_s[{service_class!r}]",
+                    f"{value} is not a finite non-negative number",
+                    code="telemetry.number",
                 )
 
 

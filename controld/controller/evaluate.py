@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from controld.candidates.statistics import Z_95, normal_cdf
 from controld.controller.energy import transfer_joules
+from controld.controller.fairness import Rival, fair_arms, largest_slowdown, relative_weights, rival_of
 from controld.controller.goals import ClassInput, Objective
 from controld.controller.grid import Points
 from controld.controller.knobs.base import STAGES, Array, Knob, Prediction, Stage
@@ -32,6 +33,7 @@ HOPELESS = 1.10
 EXPLORE_UNITS = 64
 _LEAST_CHANCE = 0.01
 _SWEEPS = 5
+_MOST_RIVALS = 16
 _UNSTABLE_S = 1e15
 _LOSS_SLACK_NATS = 1e-4
 _RAW_ROW = 0
@@ -55,6 +57,8 @@ class Evaluation:
         never_worse: not slower than raw at the middle and at the corners of the cell.
         meets_slo: `tail_s` and what lies outside the transfer within the SLO; all true without one.
         within_cap: leaves the other classes their room; all true where everything fits.
+        fair: false for an arm that passes the gates, but would slow some tenant down more than need be.
+        largest_slowdown: weighted, of any class, with this class on the arm; one where nobody asks.
         near: in the last choice, within 3 % of the best.
         winner: row of the chosen arm, shape [S, B, L].
         explore_units: parts of 64 of the exploration share for each other arm.
@@ -72,6 +76,8 @@ class Evaluation:
     never_worse: Mask
     meets_slo: Mask
     within_cap: Mask
+    fair: Mask
+    largest_slowdown: Array
     near: Mask
     winner: NDArray[np.intp]
     explore_units: NDArray[np.uint8]
@@ -86,6 +92,10 @@ def evaluate_classes(
     most five sweeps settle that. Where more is offered than fits then, classes are capped (see `overload`) and as many
     sweeps settle it again. Where shares are not known, each class takes all load for its own.
 
+    Where classes of several tenants share the load, each class chooses among the arms that pass its gates (its own
+    quality limit, never worse than raw, its SLO) from those with which the largest weighted slowdown of any class is
+    least: weighted max-min. Nobody's limit is relaxed for another.
+
     Args:
         incumbents: for each class the row of the arm in use in each cell, -1 where there is none; shape [S, B, L].
     """
@@ -96,6 +106,9 @@ def evaluate_classes(
             for item, used in zip(inputs, incumbents, strict=True)
         ]
     known = [float(share or 0.0) for share in shares]
+    weights = _weights(inputs)
+    rivals: list[Rival | None] = [None] * len(inputs)
+    loudest = set(sorted(range(len(inputs)), key=lambda index: -known[index])[:_MOST_RIVALS])
     evaluations: list[Evaluation] = []
     nothing: Array = np.zeros((len(knob.work_stages), 1, 1, 1, 1))
     work = [nothing] * len(inputs)
@@ -106,9 +119,19 @@ def evaluate_classes(
         for index, (item, used) in enumerate(zip(inputs, incumbents, strict=True)):
             others = sum((w for other, w in enumerate(work) if other != index), start=nothing)
             cap = caps[index] if caps else None
-            evaluation = evaluate(item, knob, points, used, share=known[index], other_work=others, cap=cap)
+            against = [rival for other, rival in enumerate(rivals) if rival is not None and other != index]
+            tenants = _Tenants(weights[index], against) if weights else None
+            evaluation = evaluate(
+                item, knob, points, used, share=known[index], other_work=others, cap=cap, tenants=tenants
+            )
             evaluations.append(evaluation)
             work[index] = _work_of(evaluation, known[index])
+            if weights and index in loudest:
+                usable = evaluation.available & evaluation.quality_ok
+                wants_speed = item.goal.objective is Objective.LATENCY and item.goal.only_arm is None
+                rivals[index] = rival_of(
+                    evaluation.prediction, usable, evaluation.winner, weights[index], wants_speed=wants_speed
+                )
         settled = before and all(np.array_equal(a, e.winner) for a, e in zip(before, evaluations, strict=True))
         if settled or sweep == _SWEEPS - 1:
             if caps is not None:
@@ -148,6 +171,23 @@ def _overload_caps(
     return [within_caps(demand, rows) | ~overloaded for demand, rows in zip(demands, caps, strict=True)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Tenants:
+    """Against whom a class is weighed: its own tenant's relative weight, and the other classes."""
+
+    weight: float
+    rivals: list[Rival]
+
+
+def _weights(inputs: Sequence[ClassInput]) -> list[float]:
+    """For each class its tenant's relative weight; nothing where one tenant has the link alone."""
+    by_tenant = {item.goal.tenant: item.goal.tenant_weight for item in inputs}
+    if len(by_tenant) < 2:
+        return []
+    relative = relative_weights(by_tenant)
+    return [relative[item.goal.tenant] for item in inputs]
+
+
 def _work_of(evaluation: Evaluation, share: float) -> Array:
     """Offered work of a class at its chosen arms, shape [servers, 1, S, B, L]."""
     prediction = evaluation.prediction
@@ -164,6 +204,7 @@ def evaluate(
     share: float = 1.0,
     other_work: Array | None = None,
     cap: Mask | None = None,
+    tenants: _Tenants | None = None,
 ) -> Evaluation:
     """Decide one class, without exploration yet. See `Evaluation` for shapes.
 
@@ -180,13 +221,7 @@ def evaluate(
         corner = _ranked(knob.predict(models, factors, context, share=share, other_work=other_work))
         never_worse &= corner <= corner[_RAW_ROW]
 
-    available = np.array([not candidate.out_reason for candidate in item.candidates])
-    if goal.only_arm is not None:
-        available &= np.array([candidate.arm_id == goal.only_arm for candidate in item.candidates])
-    available[_RAW_ROW] = True
-    uppers = np.array([candidate.loss_upper_nats for candidate in item.candidates])
-    quality_ok = uppers <= goal.max_quality_loss_nats
-    quality_ok[_RAW_ROW] = True
+    available, quality_ok = _available(item), _quality_ok(item)
     losses = np.array([candidate.loss_mean_nats for candidate in item.candidates])[:, None, None, None]
 
     tail = rank
@@ -209,6 +244,13 @@ def evaluate(
     for gate in (*(() if cap is None else (cap,)), stable, meets):
         passing = allowed & gate
         allowed = np.where(passing.any(axis=0), passing, allowed)
+    fair, largest = np.ones(shape, dtype=np.bool_), np.ones(shape)
+    if tenants is not None and not pinned:
+        wants_speed = goal.objective is Objective.LATENCY
+        usable = available & quality_ok
+        largest = largest_slowdown(prediction, usable, tenants.weight, tenants.rivals, wants_speed=wants_speed)
+        fair = fair_arms(largest, allowed, incumbent, NEAR) | ~allowed
+        allowed &= fair
     # A change of arm must earn its own cost: whoever is not in use is that much slower in the choice.
     switching = knob.switch_cost_s * _would_switch(shape, incumbent)
     if goal.objective is Objective.LATENCY:
@@ -231,6 +273,8 @@ def evaluate(
         never_worse=never_worse,
         meets_slo=meets,
         within_cap=np.ones(shape, dtype=np.bool_) if cap is None else cap,
+        fair=fair,
+        largest_slowdown=largest,
         near=near,
         winner=winner,
         lower_s=rank,
@@ -242,6 +286,26 @@ def _would_switch(shape: tuple[int, ...], incumbent: NDArray[np.intp]) -> Mask:
     """Arms that would take the place of another one in use, shape [arms, S, B, L]."""
     rows = np.arange(shape[0])[:, None, None, None]
     return np.asarray((incumbent >= 0)[None] & (rows != incumbent[None]))
+
+
+def usable_arms(item: ClassInput) -> Mask:
+    """Arms that are not out of use and within the quality limit, wherever; shape [arms]."""
+    return _available(item) & _quality_ok(item)
+
+
+def _available(item: ClassInput) -> Mask:
+    available = np.array([not candidate.out_reason for candidate in item.candidates])
+    if item.goal.only_arm is not None:
+        available &= np.array([candidate.arm_id == item.goal.only_arm for candidate in item.candidates])
+    available[_RAW_ROW] = True
+    return available
+
+
+def _quality_ok(item: ClassInput) -> Mask:
+    uppers = np.array([candidate.loss_upper_nats for candidate in item.candidates])
+    quality_ok = uppers <= item.goal.max_quality_loss_nats
+    quality_ok[_RAW_ROW] = True
+    return np.asarray(quality_ok)
 
 
 def _ranked(prediction: Prediction) -> Array:

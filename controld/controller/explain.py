@@ -30,6 +30,7 @@ class ArmVerdict(StrEnum):
     UNSTABLE = "unstable"
     SLOWER_THAN_RAW = "slower_than_raw"
     MISSES_SLO = "misses_slo"
+    UNFAIR = "slows_a_tenant_down"
     NEAR = "near_but_not_chosen"
     BEATEN = "beaten"
 
@@ -351,6 +352,9 @@ def _verdict(
             f"misses the SLO: P{goal.slo_percentile:g} {_seconds(float(evaluation.tail_s[row][cell]))} and the rest"
             f" above {_seconds(goal.slo_s or 0.0)}",
         )
+    if not evaluation.fair[row][cell]:
+        with_it, least = (float(evaluation.largest_slowdown[r][cell]) for r in (row, winner_row))
+        return ArmVerdict.UNFAIR, f"slows a tenant down: largest weighted slowdown {with_it:.3g}, not {least:.3g}"
     if evaluation.near[row][cell]:
         worse = candidate.loss_mean_nats > item.candidates[winner_row].loss_mean_nats
         return ArmVerdict.NEAR, f"within {NEAR - 1:.0%}: {'worse quality' if worse else 'the arm in use stays'}"
@@ -370,6 +374,9 @@ def _why_chosen(item: ClassInput, evaluation: Evaluation, row: int, incumbent_ro
         return "no arm is stable: the least work"
     if not evaluation.meets_slo[row][cell]:
         return "no arm meets the SLO: the least violation"
+    unfair = np.flatnonzero(~evaluation.fair[:, 0, 0, 0] & (evaluation.cost[:, 0, 0, 0] < evaluation.cost[row][cell]))
+    if len(unfair):
+        return f"fair: keeps the largest weighted slowdown at {float(evaluation.largest_slowdown[row][cell]):.3g}"
     near = [other for other in np.flatnonzero(evaluation.near[:, 0, 0, 0]).tolist() if other != row]
     passing = evaluation.available & evaluation.quality_ok
     if not near:

@@ -67,6 +67,7 @@ class ClassGoal:
         slo_s: seconds within which the request must be served, or None.
         slo_percentile: for which percentile of the requests the SLO holds.
         outside: seconds of the SLO that are spent outside the transfer (prefill and so on), by raw bytes.
+        tenant_weight: the tenant's, as the policy gives it; only ratios matter.
         offered_share: this class's share of the offered bytes, in [0, 1]; None where unknown, and then each class is
             decided as if all load were its own.
         only_arm: the one arm this class may use (besides raw, should the arm be out); for comparisons.
@@ -75,6 +76,7 @@ class ClassGoal:
     name: str
     workload: str
     tenant: str = "default"
+    tenant_weight: float = 1.0
     objective: Objective = Objective.LATENCY
     max_quality_loss_nats: float = 0.0
     explore_share: float = 0.02
@@ -94,6 +96,8 @@ class ClassGoal:
             raise FieldError(f"class.{self.name}.slo_s", "is not a finite positive number")
         if not 0 < self.slo_percentile < 100:
             raise FieldError(f"class.{self.name}.slo_percentile", "is not between 0 and 100")
+        if not (math.isfinite(self.tenant_weight) and self.tenant_weight > 0):
+            raise FieldError(f"class.{self.name}.tenant_weight", "is not a finite positive number")
         if self.offered_share is not None and not 0 <= self.offered_share <= 1:
             raise FieldError(f"class.{self.name}.offered_share", "is not in [0, 1]")
 

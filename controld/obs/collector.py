@@ -19,6 +19,56 @@ class AgentLabel:
     state: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantSample:
+    """What is told of one tenant; both labels are names in policies.
+
+    Args:
+        slowdown: of recent transfers; None: there were none.
+    """
+
+    deployment: str
+    tenant: str
+    raw_bytes: int
+    wire_bytes: int
+    slowdown: float | None
+
+
+class TenantCollector(Collector):
+    """Tenants of the policies in force.
+
+    Args:
+        tenants: one sample each.
+        jain_indices: by deployment, where there is one.
+    """
+
+    def __init__(
+        self, tenants: Callable[[], Iterable[TenantSample]], jain_indices: Callable[[], Mapping[str, float]]
+    ) -> None:
+        self._tenants = tenants
+        self._jain_indices = jain_indices
+
+    def describe(self) -> list[Metric]:
+        """Nothing: registering must not read parts that are still being put together."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["deployment", "tenant"]
+        raw = CounterMetricFamily("controld_tenant_raw_bytes", "A tenant's KV bytes before coding", labels=labels)
+        wire = CounterMetricFamily("controld_tenant_wire_bytes", "A tenant's bytes on the link", labels=labels)
+        slowdown = GaugeMetricFamily("controld_tenant_slowdown", "Time over the time alone", labels=labels)
+        for sample in self._tenants():
+            values = [sample.deployment, sample.tenant]
+            raw.add_metric(values, sample.raw_bytes)
+            wire.add_metric(values, sample.wire_bytes)
+            if sample.slowdown is not None:
+                slowdown.add_metric(values, sample.slowdown)
+        jain = GaugeMetricFamily("controld_tenant_jain_index", "Jain's index of slowdown", labels=["deployment"])
+        for deployment, value in sorted(self._jain_indices().items()):
+            jain.add_metric([deployment], value)
+        yield from (raw, wire, slowdown, jain)
+
+
 class PartsCollector(Collector):
     """Agents, the fleet's own counters, and reloads.
 

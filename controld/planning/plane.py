@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from controld.candidates.distill import select_profiles
 from controld.candidates.profile import Profile
 from controld.contract.decision import RAW
 from controld.contract.errors import FieldError
-from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource
+from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource, TenantShare
 from controld.controller.goals import ClassGoal, Objective, TableRequest
 from controld.controller.guard import PinBoard
 from controld.controller.plan import Plan
@@ -102,13 +103,16 @@ def table_requests(
     place: Place,
     profiles: Sequence[Profile],
     learned: Mapping[tuple[str, str], tuple[Mapping[str, tuple[StageCorrection, ...]], PinBoard]],
+    offered: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> list[TableRequest]:
     """One request for each tier.
 
     Args:
         profiles: as `profiles_for` gives them.
         learned: corrections and pins by (tier, link group); what is missing was not learned yet.
+        offered: by tier, each class's part of the offered bytes; nothing where it is not known.
     """
+    weights = {tenant.name: tenant.weight for tenant in policy.tenants}
     link = policy.link(LINK_GROUP)
     requests = []
     for tier in tiers_of(policy):
@@ -117,7 +121,10 @@ def table_requests(
             TableRequest(
                 tier=tier.value,
                 link_group=LINK_GROUP,
-                goals=tuple(_goal(service_class, tier) for service_class in policy.classes),
+                goals=tuple(
+                    _goal(each, tier, weights.get(each.tenant, 1.0), offered.get(tier.value, {}).get(each.name))
+                    for each in policy.classes
+                ),
                 profiles=tuple(profiles),
                 corrections=corrections,
                 sender_hardware=place.sender_hardware,
@@ -129,12 +136,14 @@ def table_requests(
     return requests
 
 
-def _goal(service_class: ServiceClass, tier: Tier) -> ClassGoal:
+def _goal(service_class: ServiceClass, tier: Tier, tenant_weight: float, offered_share: float | None) -> ClassGoal:
     slo = service_class.slo
     return ClassGoal(
         name=service_class.name,
         workload=service_class.workload,
         tenant=service_class.tenant,
+        tenant_weight=tenant_weight,
+        offered_share=offered_share,
         objective=Objective(service_class.objective.value),
         max_quality_loss_nats=service_class.max_quality_loss_nats,
         explore_share=service_class.explore_share,
@@ -151,7 +160,13 @@ def resources_of(plan: Plan, policy: Policy, artefacts: Mapping[str, CalibratedA
         Resource(f"table/{table.tier}/{table.link_group}", table.decision_table(version=1)) for table in plan.tables
     ]
     named = [Resource(artefact_resource_name(name), artefacts[name]) for name in sorted(artefacts)]
-    return [*named, *tables, Resource("class_rules", ClassRules(policy.rules))]
+    return [*named, *tables, Resource("class_rules", class_rules_of(policy))]
+
+
+def class_rules_of(policy: Policy) -> ClassRules:
+    """How requests find their class, and tenants share the links."""
+    shares = sorted(policy.tenant_shares.items())
+    return ClassRules(policy.rules, tuple(TenantShare(name, share) for name, share in shares))
 
 
 def artefact_resource_name(artefact_id: str) -> str:

@@ -6,16 +6,16 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from controld.candidates.profile import Profile
 from controld.contract.clock import Clock
-from controld.contract.decision import RAW, ClassRule
+from controld.contract.decision import RAW
 from controld.contract.effect import Half
 from controld.contract.errors import ControldError
 from controld.contract.size_estimator import SizeEstimator
-from controld.contract.snapshot import CalibratedArtefact
+from controld.contract.snapshot import CalibratedArtefact, ClassRules
 from controld.contract.telemetry import Telemetry
 from controld.controller.decide import decide
 from controld.controller.plan import Plan, plan_equal
@@ -29,6 +29,7 @@ from controld.planning.plane import (
     LINK_GROUP,
     Place,
     artefact_of,
+    class_rules_of,
     observe_place,
     profiles_for,
     ready_profiles,
@@ -38,6 +39,8 @@ from controld.planning.plane import (
     tiers_of,
     unlearned_classes,
 )
+from controld.planning.sharing import offered_shares
+from controld.planning.tenants import TenantLedger, TenantReport
 from controld.policy.model import Policy, PolicySet
 from controld.store.errors import StoreError
 from controld.store.interface import Store
@@ -60,6 +63,7 @@ class Situation:
         artefacts: calibrated artefacts that agents are to get.
         waiting: whether profiles wait for an artefact.
         alarm: what the operator should know; empty where all is well.
+        shares: by tier the parts of the offered bytes by class; empty where they are not known.
     """
 
     place: Place
@@ -68,6 +72,7 @@ class Situation:
     artefacts: Mapping[str, CalibratedArtefact]
     waiting: bool
     alarm: str
+    shares: dict[str, dict[str, float]]
 
 
 class Planner:
@@ -106,8 +111,10 @@ class Planner:
         self._profiles_are_stale = True
         self._offered: dict[Selector, frozenset[str]] = {}
         self._waiting_for_artefacts: dict[Selector, bool] = {}
-        self._published_rules: dict[Selector, tuple[ClassRule, ...]] = {}
+        self._published_rules: dict[Selector, ClassRules] = {}
         self._pinned: dict[Selector, frozenset[str]] = {}
+        self._tenants = TenantLedger()
+        self._shares: dict[Selector, dict[str, dict[str, float]]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._checkpoint_due_s = 0.0
@@ -125,13 +132,21 @@ class Planner:
 
     async def on_effects(self, session: AgentSession, effects: tuple[EffectRecord, ...]) -> None:
         """The fleet's callback: durable effects. They are counted here and learned from the store."""
-        del session
-        classes = {c.name for policy in self._policies().policies for c in policy.classes}
+        policies = self._policies()
+        classes = {c.name for policy in policies.policies for c in policy.classes}
+        policy = policies.for_plane(session.identity.kind, session.identity.deployment)
+        plan = self.plans.get(selector_of(policy)) if policy is not None else None
         for record in effects:
             self._metrics.count_effect(record.effect, classes)
             if record.effect.half is Half.SENDER and record.effect.service_class in classes:
                 self.sizes.observe(record.received_unix_s, record.effect.service_class, record.effect.raw_bytes)
+            if policy is not None:
+                self._tenants.observe(policy, plan, record.effect, self._clock.monotonic_s())
         self.wake()
+
+    def tenants(self) -> list[TenantReport]:
+        """What each policy's tenants had, and how fairly."""
+        return self._tenants.report(self._policies().policies, self._clock.monotonic_s())
 
     async def on_session(self, session: AgentSession) -> None:
         """The fleet's callback: an agent came or went."""
@@ -261,14 +276,15 @@ class Planner:
             await self._checkpoint()
         now_unix_s = self._clock.unix_s()
         await self._note_pins(selector, lessons.learned(now_unix_s))
-        requests = table_requests(policy, now.place, now.profiles, lessons.learned(now_unix_s))
+        self._shares[selector] = now.shares
+        requests = table_requests(policy, now.place, now.profiles, lessons.learned(now_unix_s), now.shares)
         began_s = self._clock.monotonic_s()
         before = self.plans.get(selector)
         plan = await asyncio.to_thread(
             decide, requests, previous=before, policy_generation=generation, now_unix_s=now_unix_s
         )
         self._metrics.plan_seconds.observe(self._clock.monotonic_s() - began_s)
-        rules_same = self._published_rules.get(selector) == policy.rules
+        rules_same = self._published_rules.get(selector) == class_rules_of(policy)
         offered = frozenset(now.artefacts)
         same = rules_same and self._offered.get(selector) == offered
         if same and self._fleet.desired(selector) is not None and plan_equal(before, plan):
@@ -284,7 +300,7 @@ class Planner:
         )
         self._offered[selector] = offered
         self.plans[selector] = plan
-        self._published_rules[selector] = policy.rules
+        self._published_rules[selector] = class_rules_of(policy)
         self._metrics.plans.labels("published").inc()
         self._metrics.published_version.set(version)
         return True
@@ -309,8 +325,9 @@ class Planner:
         if nowhere and sessions and not alarm:
             alarm = f"calibrated artefacts are neither here nor on every agent: {', '.join(sorted(nowhere))}"
         return Situation(
-            place=place, measured=measured, profiles=profiles, artefacts=artefacts, waiting=bool(waiting), alarm=alarm
-        )
+            place=place, measured=measured, profiles=profiles, artefacts=artefacts, waiting=bool(waiting), alarm=alarm,
+            shares=self._offered_shares(policy, sessions),
+        )  # fmt: skip
 
     async def dry_plan(self, policy: Policy) -> tuple[Plan, tuple[str, ...]]:
         """What would be decided for a policy at this moment, and notes on it: nothing is learned, stored, published.
@@ -325,10 +342,24 @@ class Planner:
             lessons.learner(tier.value, LINK_GROUP)
         lessons.set_candidates(now.place, now.measured, unlearned_classes(policy))
         now_unix_s = self._clock.unix_s()
-        requests = table_requests(policy, now.place, now.profiles, lessons.learned(now_unix_s))
+        requests = table_requests(policy, now.place, now.profiles, lessons.learned(now_unix_s), now.shares)
         plan = await asyncio.to_thread(decide, requests, previous=self.plans.get(selector), now_unix_s=now_unix_s)
         waits = "arms that name a calibrated artefact come into use once every receiver holds it" if now.waiting else ""
         return plan, tuple(note for note in (now.alarm, waits) if note)
+
+    def _offered_shares(self, policy: Policy, sessions: Sequence[AgentSession]) -> dict[str, dict[str, float]]:
+        """By tier; what was known stays while agents have nothing to tell."""
+        known, found = self._shares.get(selector_of(policy), {}), {}
+        for tier in tiers_of(policy):
+            links = [
+                link
+                for session in sessions
+                if session.connected and session.telemetry is not None
+                for link in session.telemetry.links
+                if (link.tier, link.link_group) == (tier.value, LINK_GROUP)
+            ]
+            found[tier.value] = offered_shares(policy, links, known.get(tier.value, {}))
+        return found
 
     async def _note_pins(self, selector: Selector, learned: Mapping[TableKey, Learned]) -> None:
         """Write down which arms were taken out of use, and which came back."""
@@ -361,5 +392,6 @@ class Planner:
             self.alarms.pop(selector, None)
             self._published_rules.pop(selector, None)
             self._offered.pop(selector, None)
+            self._shares.pop(selector, None)
             self._waiting_for_artefacts.pop(selector, None)
         return len(gone)

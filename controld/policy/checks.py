@@ -6,15 +6,19 @@ is reported at once. A value of the wrong type is left to the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from controld.contract.decision import DEFAULT_CLASS
+from controld.contract.errors import FieldError
+from controld.contract.quantity import format_rate, parse_rate_bytes_per_s, parse_share
 from controld.policy.model import TIERS_BY_KIND, PlaneKind, Tier
+from controld.policy.problem import Problem
 from controld.policy.settings import Path, Reading, suggest
-from controld.policy.strict_yaml import Node, Scalar, Table
+from controld.policy.strict_yaml import Node, Scalar, Table, path_text
 from controld.policy.strict_yaml import Sequence as YamlSequence
 
 _DEFAULT_TENANT = "default"
+_SUM_TOLERANCE = 1e-9
 
 
 def check_policy(reading: Reading) -> None:
@@ -27,6 +31,7 @@ def check_policy(reading: Reading) -> None:
     if isinstance(root.get("classes"), YamlSequence) and DEFAULT_CLASS not in classes:
         reading.add(("classes",), "has no class default", "it takes every request that no other class matches")
     _check_tenants(reading, tenants if root.get("tenants") is not None else {_DEFAULT_TENANT: ()})
+    _check_guarantees(reading)
     _check_tiers(reading)
     _check_matches(reading)
 
@@ -58,9 +63,14 @@ def _place(reading: Reading, *path: str) -> str:
     return f"{reading.file}:{position.line}:{position.column}"
 
 
-def _text(node: Node | None, *path: str) -> str | None:
+def _node(node: Node | None, *path: str) -> Node | None:
     for part in path:
         node = node.get(part) if isinstance(node, Table) else None
+    return node
+
+
+def _text(root: Node | None, *path: str) -> str | None:
+    node = _node(root, *path)
     return node.value if isinstance(node, Scalar) and isinstance(node.value, str) else None
 
 
@@ -93,6 +103,54 @@ def _check_tenants(reading: Reading, tenants: dict[str, Path]) -> None:
             reading.add(path, "has no tenant, and there is no tenant default", f"tenants: {known}")
         elif tenant is not None and tenant not in tenants:
             reading.add((*path, "tenant"), f'there is no tenant "{tenant}"', suggest(tenant, tenants, "tenants"))
+
+
+def _check_guarantees(reading: Reading) -> None:
+    """What tenants are guaranteed together is no more than the link."""
+    rate = _quantity(_text(reading.root, "links", "default", "rate"), parse_rate_bytes_per_s)
+    shares: dict[str, float] = {}
+    place: Path = ()
+    for path, row in _rows(reading, "tenants"):
+        name, quota = _text(row, "name") or "", _quantity(_text(row, "quota"), parse_rate_bytes_per_s)
+        if row.get("quota") is not None and _node(reading.root, "links", "default", "rate") is None:
+            hint = "give links: {default: {rate: 10Gbit}}, or a share of the link"
+            reading.add((*path, "quota"), "is a rate, and the link's rate is not given", hint)
+        share = _quantity(_text(row, "share"), parse_share) or (quota / rate if quota and rate else 0.0)
+        if share:
+            shares[name] = shares.get(name, 0.0) + share
+            place = (*path, "quota" if quota else "share")
+    total = sum(shares.values())
+    if total > 1 + _SUM_TOLERANCE:
+        parts = " + ".join(f"{name} {_guarantee(share, rate)}" for name, share in shares.items())
+        link = f"the link's {format_rate(rate)}" if rate else "the link"
+        reading.add(place, f"the tenants are guaranteed {_guarantee(total, rate)} of {link}: {parts}")
+
+
+def _guarantee(share: float, rate: float | None) -> str:
+    return f"{share * 100:.4g}%" + (f" ({format_rate(share * rate)})" if rate else "")
+
+
+def _quantity(text: str | None, parse: Callable[..., float]) -> float | None:
+    try:
+        return None if text is None else parse(text, field="value")
+    except FieldError:
+        return None
+
+
+def warnings_of(reading: Reading) -> list[Problem]:
+    """What is allowed but hardly meant: a tenant that no class uses."""
+    used = {_text(row, "tenant") or _DEFAULT_TENANT for _, row in _rows(reading, "classes")}
+    return [
+        Problem(
+            reading.file,
+            *reading.position((*path, "name")),
+            path_text((*path, "name")),
+            f'no class uses the tenant "{name}"',
+            "name it in a class, or remove it",
+        )
+        for path, row in _rows(reading, "tenants")
+        if (name := _text(row, "name")) is not None and name not in used
+    ]
 
 
 def _check_tiers(reading: Reading) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from controld.policy.checks import check_policy, check_together
+from controld.policy.checks import check_policy, check_together, warnings_of
 from controld.policy.model import Policy
 from controld.policy.problem import PolicyErrors, Problem
 from controld.policy.schema import PolicyKeys
@@ -75,6 +75,15 @@ def parse_policies(sources: Sequence[SourceFile]) -> tuple[Policy, ...]:
     Raises:
         PolicyErrors: with every problem of every file.
     """
+    return parse_with_warnings(sources)[0]
+
+
+def parse_with_warnings(sources: Sequence[SourceFile]) -> tuple[tuple[Policy, ...], tuple[Problem, ...]]:
+    """The same, and what is allowed but hardly meant.
+
+    Raises:
+        PolicyErrors: with every problem of every file.
+    """
     readings = [Reading(source.file, source.content) for source in sources]
     models = [reading.validate(PolicyKeys) for reading in readings]
     for reading in readings:
@@ -84,7 +93,8 @@ def parse_policies(sources: Sequence[SourceFile]) -> tuple[Policy, ...]:
     if problems:
         raise PolicyErrors(problems)
     policies = [model.to_policy(r.file) for model, r in zip(models, readings, strict=True) if model is not None]
-    return tuple(sorted(policies, key=lambda policy: policy.name))
+    warnings = sorted(warning for reading in readings for warning in warnings_of(reading))
+    return tuple(sorted(policies, key=lambda policy: policy.name)), tuple(warnings)
 
 
 def load_policies(directory: Path) -> tuple[Policy, ...]:

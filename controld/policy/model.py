@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
 from controld.contract.decision import ClassRule
+from controld.contract.fair_queue import guaranteed_shares
 
 
 class PlaneKind(StrEnum):
@@ -92,10 +93,16 @@ class ServiceClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """Who shares the links, and in which proportion."""
+    """Who shares the links, and in which proportion.
+
+    Args:
+        weight: only its ratio to the other tenants' matters.
+        guaranteed_share: part of the link that it has at least while everybody wants some, in [0, 1].
+    """
 
     name: str
     weight: float
+    guaranteed_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +141,16 @@ class Policy:
 
     @property
     def rules(self) -> tuple[ClassRule, ...]:
-        """The rules of its classes, top to bottom."""
-        return tuple(service_class.rule for service_class in self.classes)
+        """The rules of its classes, top to bottom, with whose share each uses."""
+        return tuple(replace(service_class.rule, tenant=service_class.tenant) for service_class in self.classes)
+
+    @property
+    def tenant_shares(self) -> dict[str, float]:
+        """What each tenant gets of a link while all want more: by weight, nobody below its guarantee; they sum to 1."""
+        return guaranteed_shares(
+            {tenant.name: tenant.weight for tenant in self.tenants},
+            {tenant.name: tenant.guaranteed_share for tenant in self.tenants},
+        )
 
     def service_class(self, name: str) -> ServiceClass | None:
         """The class of that name."""

@@ -19,7 +19,16 @@ from controld.policy.model import (
     Tenant,
     Tier,
 )
-from controld.policy.settings import DurationS, HalfShare, Name, RateBytesPerS, Share, StrictModel, refuse
+from controld.policy.settings import (
+    DurationS,
+    HalfShare,
+    Name,
+    PositiveShare,
+    RateBytesPerS,
+    Share,
+    StrictModel,
+    refuse,
+)
 
 MAX_QUALITY_LOSS_NATS = 10.0
 PIN_PATTERN = "^(raw|[0-9a-f]{16})$"
@@ -52,6 +61,19 @@ class LinksKeys(StrictModel):
 class TenantKeys(StrictModel):
     name: Name
     weight: Annotated[float, Field(gt=0, le=_MAX_WEIGHT)]
+    quota: RateBytesPerS | None = None
+    share: PositiveShare | None = None
+
+    @model_validator(mode="after")
+    def _says_one_guarantee(self) -> TenantKeys:
+        if self.quota is not None and self.share is not None:
+            raise refuse("has both quota and share", "a rate or a part of the link, not both")
+        return self
+
+    def to_tenant(self, link_bytes_per_s: float | None) -> Tenant:
+        """The same as a domain value; a quota without a link's rate was refused before."""
+        of_rate = self.quota / link_bytes_per_s if self.quota and link_bytes_per_s else 0.0
+        return Tenant(name=self.name, weight=self.weight, guaranteed_share=self.share or of_rate)
 
 
 class MatchKeys(StrictModel):
@@ -112,12 +134,13 @@ class PolicyKeys(StrictModel):
 
     def to_policy(self, source_file: str) -> Policy:
         """The same as an immutable domain value."""
+        link_bytes_per_s = self.links.default.rate if self.links.default else None
         return Policy(
             name=self.metadata.name,
             kind=self.select.kind,
             deployment=self.select.deployment,
             links=(LinkPrior(name="default", rate_bytes_per_s=self.links.default.rate),) if self.links.default else (),
-            tenants=tuple(Tenant(name=tenant.name, weight=tenant.weight) for tenant in self.tenants),
+            tenants=tuple(tenant.to_tenant(link_bytes_per_s) for tenant in self.tenants),
             classes=tuple(_service_class(keys) for keys in self.classes),
             guard=GuardPolicy(sample_share=self.guard.sample, on_breach=self.guard.on_breach),
             source_file=source_file,

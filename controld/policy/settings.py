@@ -52,6 +52,7 @@ def _quantity(convert: Callable[..., float], *, positive: bool = False, most: fl
 DurationS = Annotated[float, _quantity(parse_duration_s, positive=True)]
 RateBytesPerS = Annotated[float, _quantity(parse_rate_bytes_per_s, positive=True)]
 Share = Annotated[float, _quantity(parse_share)]
+PositiveShare = Annotated[float, _quantity(parse_share, positive=True)]
 HalfShare = Annotated[float, _quantity(parse_share, most=0.5)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 

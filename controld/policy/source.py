@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from controld.policy.last_good import LastGood, LastGoodFile
-from controld.policy.loader import SourceFile, fingerprint, parse_policies, read_sources
+from controld.policy.loader import SourceFile, fingerprint, parse_policies, parse_with_warnings, read_sources
 from controld.policy.model import PolicySet, content_hash
 from controld.policy.problem import PolicyErrors, Problem
 
@@ -140,7 +140,9 @@ class PolicySource:
         return sources
 
     def _accept(self, sources: tuple[SourceFile, ...], generation: int, known_hash: str) -> ReloadOutcome:
-        policies = parse_policies(sources)
+        policies, warnings = parse_with_warnings(sources)
+        for warning in warnings:
+            _log.warning("%s", warning)
         self._problems = ()
         meaning = content_hash(policies)
         changed = meaning != known_hash

@@ -46,6 +46,10 @@ class Assignment:
         """The trial."""
         return self.study_id, self.trial_id
 
+    def worked_s(self, now_s: float) -> float:
+        """For how long the worker was at it: until now, or until it was missed."""
+        return (now_s if self.gone_since_s is None else self.gone_since_s) - self.started_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -114,14 +118,18 @@ def plan_assignments(
     return Plan(kept=tuple(kept), given_up=tuple(given_up), asked_again=tuple(asked_again), started=tuple(started))
 
 
-def after_giving_up(trial: Trial, reason: str) -> Trial:
-    """The trial with one more attempt that came to nothing: pending again, or failed for good."""
+def after_giving_up(trial: Trial, reason: str, spent_s: float) -> Trial:
+    """The trial with one more attempt that came to nothing: pending again, or failed for good.
+
+    Args:
+        spent_s: seconds of a worker that the attempt took.
+    """
     attempts = trial.attempts + 1
     state = TrialState.PENDING if attempts < MAX_ATTEMPTS else TrialState.FAILED
     outcome = TrialOutcome(
         study_id=trial.task.study_id, trial_id=trial.trial_id, status=TrialStatus.FAILED, detail=reason
     )
-    return replace(trial, state=state, agent_id="", attempts=attempts, outcome=outcome)
+    return replace(trial, state=state, agent_id="", attempts=attempts, lost_s=trial.lost_s + spent_s, outcome=outcome)
 
 
 def _open_trials(study: Study, taken: set[TrialKey]) -> list[Trial]:

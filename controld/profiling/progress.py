@@ -11,7 +11,7 @@ with the reference at 1.1 of each axis, divided by 1.1 cubed: 1 is a lossless, f
 A search stops by the first of these that holds (`StopReason`):
 
     budget         as many trials as were asked for, or as many seconds of measuring
-    levelled_off   the last max(20, 15 %) measured trials raised the hypervolume by less than 0.5 % of what it is
+    levelled_off   the last max(40, 25 %) measured trials raised the hypervolume by less than 0.1 % of what it is
     failing        the last 10 trials to end have all failed: something is wrong with the workers, not with the parts
     exhausted      the search has nothing left to propose
 """
@@ -33,9 +33,9 @@ from controld.profiling.study import Study, StudyState, Trial, TrialState
 
 IDEAL = (-6.0, 0.0, -10.0)
 NADIR = (0.0, 1.0, -7.0)
-LEVEL_SHARE = 0.005
-LEVEL_TRIALS = 20
-LEVEL_TRIALS_SHARE = 0.15
+LEVEL_SHARE = 0.001
+LEVEL_TRIALS = 40
+LEVEL_TRIALS_SHARE = 0.25
 FAILED_IN_A_ROW = 10
 
 _WHOLE = math.prod(REFERENCE)
@@ -63,7 +63,7 @@ class TimeSplit:
     """Where the seconds went.
 
     Args:
-        measuring_s: of all workers together.
+        measuring_s: of all workers together, attempts that came to nothing included.
         search_s: choosing what to measure; most of it while a worker measures.
         waiting_s: of the wall clock, in which no worker measured: paused, no worker, waiting for the search.
     """
@@ -163,8 +163,8 @@ def end_reason(study: Study, progress: StudyProgress) -> StopReason | None:
 
 
 def measuring_s(study: Study) -> float:
-    """Seconds of measuring, of all workers together, of ended and running trials."""
-    return sum(trial.outcome.seconds for trial in study.trials.values() if trial.outcome is not None)
+    """Seconds of measuring, of all workers together, of ended and running trials and of attempts that failed."""
+    return sum(trial.spent_s for trial in study.trials.values())
 
 
 def time_split(study: Study, now_unix_s: float) -> TimeSplit:
@@ -172,9 +172,9 @@ def time_split(study: Study, now_unix_s: float) -> TimeSplit:
     trials = study.trials.values()
     end_s = now_unix_s if study.state.is_open else max((t.finished_unix_s for t in trials), default=0.0)
     spans = [
-        (ended_s - trial.outcome.seconds, ended_s)
+        (ended_s - trial.spent_s, ended_s)
         for trial in trials
-        if trial.outcome is not None and trial.outcome.seconds
+        if trial.spent_s
         for ended_s in (trial.finished_unix_s or now_unix_s,)
     ]
     covered_s, reached_s = 0.0, study.created_unix_s

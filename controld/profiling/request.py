@@ -38,7 +38,8 @@ class Budget:
 
     Args:
         trials: how many trials, whatever comes of them.
-        seconds: of measuring, summed over the workers; pauses and a daemon that is away cost nothing.
+        seconds: of measuring, summed over the workers, attempts that failed included; pauses and a daemon that is
+            away cost nothing.
     """
 
     trials: int | None = None

@@ -32,6 +32,7 @@ from controld.profiling.search.observation import Observation, Proposal
 _log = logging.getLogger(__name__)
 
 ANSWER_S = 120.0
+TURN_S = 30.0
 MAX_BACK_OFF_S = 60.0
 _FIRST_BACK_OFF_S = 1.0
 _EXIT_S = 0.1
@@ -40,7 +41,10 @@ _COMMAND = (sys.executable, "-m", "controld.profiling.worker")
 
 
 class SearchProcessError(ControldError):
-    """The search gave no answer. Codes: `search.ended`, `search.hung`, `search.waits`, `search.refused`."""
+    """The search gave no answer.
+
+    Codes: `search.ended`, `search.hung`, `search.waits`, `search.busy`, `search.refused`.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +52,14 @@ class SearchRequest:
     """Everything that a search needs to know.
 
     Args:
+        study_id: whose trials are chosen; what the process keeps is kept apart by it.
         space_json: the space, restricted already.
         count: how many proposals at most.
         segments, max_segments: the first fidelity of a part, and how far it may be refined.
         pending: what is being measured now.
     """
 
+    study_id: str
     space_json: str
     seed: int
     count: int
@@ -67,6 +73,7 @@ class SearchRequest:
         return json.dumps(
             {
                 "id": number,
+                "study": self.study_id,
                 "space": self.space_json,
                 "seed": self.seed,
                 "count": self.count,
@@ -151,12 +158,21 @@ class SearchProcess:
         clock: for the back-off.
         command: what is started.
         answer_s: how long a start or an answer may take before the process is killed.
+        turn_s: how long a request waits for those of other studies, so that one that hangs holds up its study only.
     """
 
-    def __init__(self, clock: Clock, *, command: Sequence[str] = _COMMAND, answer_s: float = ANSWER_S) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        command: Sequence[str] = _COMMAND,
+        answer_s: float = ANSWER_S,
+        turn_s: float = TURN_S,
+    ) -> None:
         self._clock = clock
         self._command = tuple(command)
         self._answer_s = answer_s
+        self._turn_s = turn_s
         self._process: _Running | None = None
         self._lock = asyncio.Lock()
         self._number = 0
@@ -172,19 +188,32 @@ class SearchProcess:
         """Ask, with one more process where the first one had died.
 
         Raises:
-            SearchProcessError: it ended, hung, refused the request, or is not started again yet.
+            SearchProcessError: it ended, hung, refused the request, is not started again yet, or is busy for too long
+                with what others asked.
         """
-        async with self._lock:
-            while True:
-                self._require_start_allowed()
-                try:
-                    return await self._ask(request)
-                except SearchProcessError as error:
-                    if error.code not in ("search.ended", "search.hung"):
-                        raise
-                    await self._crashed(error)
-                    if self._not_before_s > self._clock.monotonic_s() or error.code == "search.hung":
-                        raise
+        try:
+            async with asyncio.timeout(self._turn_s):
+                await self._lock.acquire()
+        except TimeoutError as error:
+            raise SearchProcessError(
+                f"the search process was busy with other studies for {self._turn_s:g} s", code="search.busy"
+            ) from error
+        try:
+            return await self._ask_in_turn(request)
+        finally:
+            self._lock.release()
+
+    async def _ask_in_turn(self, request: SearchRequest) -> SearchAnswer:
+        while True:
+            self._require_start_allowed()
+            try:
+                return await self._ask(request)
+            except SearchProcessError as error:
+                if error.code not in ("search.ended", "search.hung"):
+                    raise
+                await self._crashed(error)
+                if self._not_before_s > self._clock.monotonic_s() or error.code == "search.hung":
+                    raise
 
     async def stop(self) -> None:
         """Kill the process, if there is one."""

@@ -92,6 +92,7 @@ class TrialChooser:
         """At most `count` new trials, numbered after those that there are. Never raises for what the search does."""
         pending = tuple(dict.fromkeys(trial.task.lossy for trial in study.open_trials))
         request = SearchRequest(
+            study_id=study.study_id,
             space_json=study.space_json,
             seed=study.request.seed,
             count=count,
@@ -149,14 +150,14 @@ def random_parts(space: StrategySpace, study: Study, count: int) -> list[Configu
     return chosen
 
 
-def search_detail(study: Study, latest: str) -> str:
+def search_detail(study: Study) -> str:
     """What a reader should know of how the trials were chosen."""
     sources = Counter(trial.source for trial in study.trials.values())
     parts = []
     if sources[TrialSource.RANDOM]:
         parts.append(f"{sources[TrialSource.RANDOM]} of {len(study.trials)} trials were drawn at random")
-    if latest:
-        parts.append(latest)
+    if study.search_note:
+        parts.append(study.search_note)
     return "; ".join(parts)
 
 

@@ -4,7 +4,8 @@ What is stored is enough to go on: a study with its trials, and every trial's en
 which trial is known to this process only; after a restart the open trials are simply asked for again, and a worker that
 is still at one, or has finished it meanwhile, says so instead of measuring twice. Profiles are stored before the trial
 that gave them is marked as measured, so a crash between the two repeats the trial and loses nothing. The trials of a
-search are stored before a worker is asked for them, so a crash while they are chosen leaves nothing behind.
+search are stored before a worker is asked for them, so a crash while they are chosen leaves nothing behind. A grid is
+stored, and any study is cancelled, with all its trials in one step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,16 +26,18 @@ from controld.contract.space import StrategySpace
 from controld.contract.trial import TrialOutcome, TrialStatus
 from controld.fleet.errors import FleetError
 from controld.fleet.session import AgentSession
-from controld.profiling.dispatch import Assignment, Plan, TrialKey, after_giving_up, fits, plan_assignments
-from controld.profiling.errors import StudyNotFoundError, StudyRefusedError
+from controld.profiling.dispatch import Assignment, Plan, TrialKey, after_giving_up, plan_assignments
+from controld.profiling.errors import StudyRefusedError
 from controld.profiling.grid import curated_grid
 from controld.profiling.profilers import Profiler, TrialFleet, choose_profiler, profilers_among
-from controld.profiling.progress import StudyProgress
 from controld.profiling.request import Method, StudyRequest
 from controld.profiling.results import profile_record, profiles_of
+from controld.profiling.review import keep_reviewing
 from controld.profiling.search_process import Search, SearchProcess
-from controld.profiling.searching import TrialChooser, searched_space, trials_wanted
+from controld.profiling.searching import searched_space
 from controld.profiling.study import Study, StudyState, Trial, TrialState, study_from_records
+from controld.profiling.study_book import StudyBook
+from controld.profiling.study_searches import StudySearches
 from controld.profiling.study_view import study_comparison, study_event, study_summary, study_view
 from controld.store.errors import StoreError
 from controld.store.interface import Store
@@ -47,7 +50,6 @@ OnProfiles = Callable[[], None]
 
 _REVIEW_S = 2.0
 _EVENTS_APART_S = 0.25
-_FOLLOWED_INLINE = 16
 
 _END_OF = {
     TrialStatus.MEASURED: TrialState.MEASURED,
@@ -90,17 +92,18 @@ class StudyService:
         self._on_profiles = on_profiles
         self._review_s = review_s
         self._events_apart_s = events_apart_s
-        self._chooser = TrialChooser(search if search is not None else SearchProcess(clock))
-        self._studies: dict[str, Study] = {}
-        self._progress: dict[str, StudyProgress] = {}
-        self._search_details: dict[str, str] = {}
-        self._exhausted_at: dict[str, tuple[int, int]] = {}
-        self._assignments: dict[TrialKey, Assignment] = {}
-        self._changed = asyncio.Event()
+        self._book = StudyBook()
         self._wake = asyncio.Event()
-        self._wake_search = asyncio.Event()
-        self._lock = asyncio.Lock()
-        self._loops: tuple[asyncio.Task[None], ...] = ()
+        self._searches = StudySearches(
+            self._book,
+            store,
+            fleet,
+            search if search is not None else SearchProcess(clock),
+            review_s=review_s,
+            on_chosen=self._wake.set,
+        )
+        self._assignments: dict[TrialKey, Assignment] = {}
+        self._dispatching: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------------------------------ life
 
@@ -116,41 +119,26 @@ class StudyService:
             except FieldError as error:
                 _log.error("study %s left alone: %s", record.study_id, error)
                 continue
-            self._studies[study.study_id] = study
-        loop = asyncio.get_running_loop()
-        self._loops = (
-            loop.create_task(self._run(self.dispatch, self._wake), name="studies"),
-            loop.create_task(self._run(self.search, self._wake_search), name="study-search"),
+            self._book.replace(study)
+        self._dispatching = asyncio.create_task(
+            keep_reviewing(self.dispatch, self._wake, every_s=self._review_s), name="studies"
         )
+        for study in self._book.all():
+            self._searches.begin(study)
 
     async def stop(self) -> None:
         """Stop giving out work; what workers are at goes on, and is taken by the next process."""
-        for loop in self._loops:
-            loop.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
-        self._loops = ()
-        await self._chooser.stop()
-
-    async def _run(self, review: Callable[[], Awaitable[None]], wake: asyncio.Event) -> None:
-        while True:
-            try:
-                await review()
-            except StoreError as error:
-                _log.error("studies wait: %s", error)
-            except Exception:  # noqa: BLE001 - the edge of the loop: one study's fault must not end the reviews of all
-                _log.exception("a review of studies failed")
-            try:
-                async with asyncio.timeout(self._review_s):
-                    await wake.wait()
-            except TimeoutError:
-                pass
-            wake.clear()
+        await self._searches.stop()
+        if self._dispatching is not None:
+            self._dispatching.cancel()
+            await asyncio.gather(self._dispatching, return_exceptions=True)
+            self._dispatching = None
 
     async def dispatch(self) -> None:
         """One review: give up what is lost, ask again, start what is next."""
-        async with self._lock:
+        async with self._book.lock:
             plan = plan_assignments(
-                self._studies.values(),
+                self._book.all(),
                 self._assignments.values(),
                 profilers_among(self._fleet.sessions()),
                 self._clock.monotonic_s(),
@@ -162,20 +150,20 @@ class StudyService:
         for assignment, reason in plan.given_up:
             _log.warning("trial %s of %s came to nothing: %s", assignment.trial_id, assignment.study_id, reason)
             self._cancel_at_worker(assignment)
-            await self._give_up(assignment.key, reason)
+            await self._give_up(assignment.key, reason, assignment.worked_s(self._clock.monotonic_s()))
             # Not before: where the store fails, the next review finds the assignment and gives it up again.
             del self._assignments[assignment.key]
         self._assignments = {assignment.key: assignment for assignment in plan.kept}
         for assignment in plan.asked_again:
-            self._ask(assignment, self._studies[assignment.study_id].trials[assignment.trial_id])
+            self._ask(assignment, self._book.find(assignment.study_id).trials[assignment.trial_id])
         for assignment, _ in plan.started:
-            study = self._studies[assignment.study_id]
+            study = self._book.find(assignment.study_id)
             trial = replace(
                 study.trials[assignment.trial_id], state=TrialState.RUNNING, agent_id=assignment.agent_id, outcome=None
             )
             if self._ask(assignment, trial):
                 self._assignments[assignment.key] = assignment
-                self._replace(study.with_trial(trial))
+                self._book.replace(study.with_trial(trial))
         if plan.given_up:
             self._wake_up()
 
@@ -202,8 +190,8 @@ class StudyService:
 
     async def on_trial_result(self, session: AgentSession, outcome: TrialOutcome) -> None:
         """Progress or the end of a trial. Late, repeated and unknown results change nothing."""
-        async with self._lock:
-            study = self._studies.get(outcome.study_id)
+        async with self._book.lock:
+            study = self._book.get(outcome.study_id)
             trial = study.trials.get(outcome.trial_id) if study else None
             if study is None or trial is None:
                 _log.info("result of the unknown trial %s/%s", outcome.study_id, outcome.trial_id)
@@ -215,14 +203,14 @@ class StudyService:
                 return
             if outcome.status is TrialStatus.PROGRESS:
                 if trial.state is TrialState.RUNNING and trial.agent_id == session.agent_id:
-                    self._replace(study.with_trial(replace(trial, outcome=outcome)))
+                    self._book.replace(study.with_trial(replace(trial, outcome=outcome)))
                 return
             try:
                 await self._take_end(study, trial, outcome, session.identity.hardware)
             except StoreError as error:
                 # Asked again, the worker answers with what it has measured.
                 _log.error("result of trial %s of %s not kept: %s", *reversed(key), error)
-                self._replace(study.with_trial(replace(trial, state=TrialState.PENDING, agent_id="")))
+                self._book.replace(study.with_trial(replace(trial, state=TrialState.PENDING, agent_id="")))
                 return
             try:
                 await self._settle()
@@ -234,9 +222,9 @@ class StudyService:
         key = (study.study_id, trial.trial_id)
         if outcome.status is TrialStatus.FAILED:
             _log.warning("trial %s of %s failed: %s", *reversed(key), outcome.detail)
-            await self._give_up(key, outcome.detail)
+            await self._give_up(key, outcome.detail, outcome.seconds)
         elif outcome.status is TrialStatus.CANCELLED and study.state.is_open:
-            await self._give_up(key, "the worker gave it up")
+            await self._give_up(key, "the worker gave it up", outcome.seconds)
         else:
             await self._end_trial(study, trial, outcome, hardware)
 
@@ -258,95 +246,43 @@ class StudyService:
         profiles: tuple[Profile, ...] = ()
         if ended.state is TrialState.MEASURED:
             whole = study.with_trial(ended)
-            profiles = profiles_of({**self._studies, study.study_id: whole}.values(), whole, ended)
+            others = [one for one in self._book.all() if one.study_id != study.study_id]
+            profiles = profiles_of([*others, whole], whole, ended)
             await self._store.profiles.upsert([profile_record(profile) for profile in profiles])
         await self._store_end(ended)
-        self._replace(study.with_trial(ended))
+        self._book.replace(study.with_trial(ended))
         if profiles:
             self._on_profiles()
 
-    async def _give_up(self, key: TrialKey, reason: str) -> None:
-        study = self._studies[key[0]]
+    async def _give_up(self, key: TrialKey, reason: str, spent_s: float) -> None:
+        study = self._book.find(key[0])
         trial = study.trials[key[1]]
         if trial.state.is_final:
             return
-        tried = after_giving_up(trial, reason)
+        tried = after_giving_up(trial, reason, spent_s)
         if tried.state.is_final:
             tried = replace(tried, finished_unix_s=self._clock.unix_s())
             await self._store_end(tried)
-        self._replace(study.with_trial(tried))
+        self._book.replace(study.with_trial(tried))
 
     async def _store_end(self, trial: Trial) -> None:
-        await self._store.studies.transition_trial(
-            trial.task.study_id,
-            trial.trial_id,
-            expected=TrialState.PENDING.value,
-            state=trial.state.value,
-            result=trial.result_json(),
-        )
+        await self._store.studies.transition_trial(trial.task.study_id, trial.end_record())
 
     async def _settle(self) -> None:
         """Close the studies to which nothing more will come."""
-        for study in list(self._studies.values()):
+        for study in self._book.all():
             end = study.natural_end
-            if study.state is StudyState.RUNNING and end is not None and await self._is_complete(study):
+            if study.state is StudyState.RUNNING and end is not None and await self._searches.is_complete(study):
                 await self._move(study, end)
-                await self._audit(AuditEvent.STUDY_ENDED, self._studies[study.study_id])
-
-    async def _is_complete(self, study: Study) -> bool:
-        """Whether no more trials are to be chosen."""
-        if not study.is_search or self._exhausted_at.get(study.study_id) == _marks(study):
-            return True
-        return trials_wanted(study, await self._followed(study), workers=1) == 0
+                await self._audit(AuditEvent.STUDY_ENDED, self._book.find(study.study_id))
 
     async def _move(self, study: Study, state: StudyState) -> None:
         await self._store.studies.transition(study.study_id, expected=study.state.value, state=state.value)
-        self._replace(study.with_state(state))
-
-    # ------------------------------------------------------------------------------------------ what is measured next
+        self._book.replace(study.with_state(state))
 
     async def search(self) -> None:
-        """One review: choose trials for the searches whose workers will soon have none. The slow part holds no lock."""
-        for study_id in list(self._studies):
-            while await self._choose_for(study_id):
-                pass
-
-    async def _choose_for(self, study_id: str) -> bool:
-        """Choose trials once; whether it is worth another look at once."""
-        study = self._studies[study_id]
-        if not study.is_search or study.state is not StudyState.RUNNING:
-            return False
-        workers = sum(fits(profiler, study) for profiler in profilers_among(self._fleet.sessions()))
-        progress = await self._followed(study)
-        wanted = trials_wanted(study, progress, workers)
-        if not wanted or self._exhausted_at.get(study_id) == _marks(study):
-            return False
-        batch = await self._chooser.choose(study, progress, wanted)
-        async with self._lock:
-            now = self._studies[study_id]
-            if now.state is not StudyState.RUNNING:
-                return False
-            self._search_details[study_id] = batch.detail
-            if batch.trials:
-                await self._store.studies.add_trials([trial.to_record() for trial in batch.trials])
-                self._replace(now.with_trials(batch.trials))
-            else:
-                # Trials under way may open something up (a part that is worth more segments): asked again after them.
-                self._exhausted_at[study_id] = _marks(study)
-                await self._settle()
-        self._wake.set()
-        return bool(batch.trials)
-
-    async def _followed(self, study: Study) -> StudyProgress:
-        """The study's progress with all its ended trials; a long history is read beside the event loop."""
-        progress = self._progress.setdefault(study.study_id, StudyProgress())
-        if progress.unseen(study) > _FOLLOWED_INLINE:
-            fresh = StudyProgress()
-            await asyncio.to_thread(fresh.follow, study)
-            progress = self._progress[study.study_id] = fresh
-            study = self._studies.get(study.study_id, study)
-        progress.follow(study)
-        return progress
+        """One review of every search: choose trials for those whose workers will soon have none."""
+        await asyncio.gather(*(self._searches.review(study.study_id) for study in self._book.all()))
 
     # ------------------------------------------------------------------------------------------ what users ask
 
@@ -382,30 +318,30 @@ class StudyService:
             study = replace(study, space_json=space.to_json(), hardware=profiler.hardware)
         else:
             study = study.with_trials(_grid_trials(study, profiler))
-        await self._store.studies.create(study.to_record())
-        await self._store.studies.add_trials([trial.to_record() for trial in study.trials.values()])
-        self._replace(study)
+        # One step: a grid without its trials would look like one that has ended.
+        await self._store.studies.create(study.to_record(), [trial.to_record() for trial in study.trials.values()])
+        self._book.replace(study)
+        if self._dispatching is not None:
+            self._searches.begin(study)
         await self._audit(AuditEvent.STUDY_STARTED, study)
         self._wake_up()
         return await self.get(study.study_id)
 
     async def list(self) -> list[Json]:
         """All studies, the newest first, without their trials."""
-        ordered = sorted(self._studies.values(), key=lambda study: study.created_unix_s, reverse=True)
+        ordered = sorted(self._book.all(), key=lambda study: study.created_unix_s, reverse=True)
         return [study_summary(study, self._clock.unix_s()) for study in ordered]
 
     async def get(self, study_id: str) -> Json:
         """One study with its trials. Raises: StudyNotFoundError."""
-        study = self._find(study_id)
-        return study_view(
-            study, await self._followed(study), self._clock.unix_s(), self._search_details.get(study_id, "")
-        )
+        study = self._book.find(study_id)
+        return study_view(study, await self._book.progress(study), self._clock.unix_s())
 
     async def compare(self, study_ids: Sequence[str]) -> tuple[Json, ...]:
         """The hypervolume by trial of some studies, side by side. Raises: StudyNotFoundError."""
-        studies = [self._find(study_id) for study_id in study_ids]
+        studies = [self._book.find(study_id) for study_id in study_ids]
         now_s = self._clock.unix_s()
-        return tuple([study_comparison(study, await self._followed(study), now_s) for study in studies])
+        return tuple([study_comparison(study, await self._book.progress(study), now_s) for study in studies])
 
     async def pause(self, study_id: str) -> Json:
         """Begin nothing new; what workers are at is still taken. Nothing changes where it is paused already.
@@ -426,8 +362,8 @@ class StudyService:
         return await self._change(study_id, StudyState.RUNNING)
 
     async def _change(self, study_id: str, state: StudyState) -> Json:
-        async with self._lock:
-            study = self._find(study_id)
+        async with self._book.lock:
+            study = self._book.find(study_id)
             if not study.state.is_open:
                 raise StudyRefusedError(f"study {study_id} is {study.state}", code="study.ended")
             if study.state is not state:
@@ -440,26 +376,23 @@ class StudyService:
 
         Raises:
             StudyNotFoundError: there is none.
-            StoreError: not all of it could be kept; a study that was cancelled before that stays cancelled.
+            StoreError: it could not be kept; the study goes on.
         """
-        async with self._lock:
-            study = self._find(study_id)
+        async with self._book.lock:
+            study = self._book.find(study_id)
             if study.state.is_open:
+                ended = [self._cancelled(trial) for trial in study.open_trials]
                 await self._store.studies.transition(
-                    study_id, expected=study.state.value, state=StudyState.CANCELLED.value
+                    study_id,
+                    expected=study.state.value,
+                    state=StudyState.CANCELLED.value,
+                    trials=[trial.end_record() for trial in ended],
                 )
-                study = study.with_state(StudyState.CANCELLED)
-                try:
-                    for trial in study.open_trials:
-                        ended = self._cancelled(trial)
-                        await self._store_end(ended)
-                        study = study.with_trial(ended)
-                finally:
-                    # The store has the study as cancelled, whatever became of its trials.
-                    self._replace(study)
-                    for assignment in self._assignments.values():
-                        if assignment.study_id == study_id:
-                            self._cancel_at_worker(assignment)
+                study = study.with_trials(ended).with_state(StudyState.CANCELLED)
+                self._book.replace(study)
+                for assignment in self._assignments.values():
+                    if assignment.study_id == study_id:
+                        self._cancel_at_worker(assignment)
                 await self._audit(AuditEvent.STUDY_ENDED, study)
         return await self.get(study_id)
 
@@ -480,41 +413,29 @@ class StudyService:
         Raises:
             StudyNotFoundError: there is none.
         """
-        self._find(study_id)
+        self._book.find(study_id)
         return self._events(study_id)
 
     async def _events(self, study_id: str) -> AsyncIterator[Json]:
         shown = -1
         while True:
-            changed = self._changed
-            study = self._find(study_id)
+            changed = self._book.changed
+            study = self._book.find(study_id)
             if study.revision != shown:
                 shown = study.revision
-                progress = await self._followed(study)
-                yield study_event(study, progress, self._clock.unix_s(), self._search_details.get(study_id, ""))
+                progress = await self._book.progress(study)
+                yield study_event(study, progress, self._clock.unix_s())
             if not study.state.is_open:
                 return
-            if self._studies[study_id].revision == shown:
+            if self._book.find(study_id).revision == shown:
                 await changed.wait()
             await asyncio.sleep(self._events_apart_s)
 
     # ------------------------------------------------------------------------------------------ small things
 
-    def _find(self, study_id: str) -> Study:
-        study = self._studies.get(study_id)
-        if study is None:
-            raise StudyNotFoundError(study_id)
-        return study
-
-    def _replace(self, study: Study) -> None:
-        self._studies[study.study_id] = study
-        # Each event serves one change: who waits holds the old one.
-        self._changed.set()
-        self._changed = asyncio.Event()
-
     def _wake_up(self) -> None:
         self._wake.set()
-        self._wake_search.set()
+        self._searches.wake_up()
 
     async def _audit(self, event: AuditEvent, study: Study) -> None:
         summary = study_summary(study, self._clock.unix_s())
@@ -527,8 +448,3 @@ class StudyService:
 def _grid_trials(study: Study, profiler: Profiler) -> list[Trial]:
     points = curated_grid(StrategySpace.from_json(profiler.space_json), study.request.grid)
     return [Trial(task=study.task(f"{number:03d}", point.lossy, point.coders)) for number, point in enumerate(points)]
-
-
-def _marks(study: Study) -> tuple[int, int]:
-    """Changes whenever a search may see more than before."""
-    return len(study.trials), len(study.open_trials)

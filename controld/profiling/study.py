@@ -13,7 +13,7 @@ from controld.contract.errors import FieldError
 from controld.contract.trial import TrialOutcome, TrialTask
 from controld.profiling.outcome_json import outcome_from_document, outcome_to_document
 from controld.profiling.request import Method, StudyRequest
-from controld.store.records import StudyRecord, TrialRecord
+from controld.store.records import StudyRecord, TrialChange, TrialRecord
 
 _DEADLINE_S = 1800.0
 
@@ -74,6 +74,7 @@ class Trial:
         hardware: of the worker that measured it; empty until then.
         agent_id: who is at it; empty unless it is running.
         attempts: how often it was begun and came to nothing, in this process.
+        lost_s: seconds of workers that those attempts took; kept once the trial has ended.
         outcome: the result, or the latest progress, or None.
         finished_unix_s: when it ended; 0 before.
         source: who chose it.
@@ -84,6 +85,7 @@ class Trial:
     state: TrialState = TrialState.PENDING
     agent_id: str = ""
     attempts: int = 0
+    lost_s: float = 0.0
     outcome: TrialOutcome | None = None
     hardware: str = ""
     finished_unix_s: float = 0.0
@@ -105,6 +107,11 @@ class Trial:
         """How many there are."""
         return len(self.outcome.losses) if self.outcome else 0
 
+    @property
+    def spent_s(self) -> float:
+        """Seconds of workers so far, those of attempts that came to nothing included."""
+        return self.lost_s + (self.outcome.seconds if self.outcome else 0.0)
+
     def to_record(self) -> TrialRecord:
         """As stored: a running trial is pending."""
         state = TrialState.PENDING if self.state is TrialState.RUNNING else self.state
@@ -113,7 +120,7 @@ class Trial:
             trial_id=self.trial_id,
             state=state.value,
             spec=json.dumps(self._spec()),
-            result=self.result_json() if state.is_final else "",
+            result=self._result() if state.is_final else "",
             updated_unix_s=self.finished_unix_s,
         )
 
@@ -129,10 +136,18 @@ class Trial:
             "search_s": self.search_s,
         }
 
-    def result_json(self) -> str:
-        """The end of the trial, as stored."""
+    def end_record(self) -> TrialChange:
+        """The end of the trial, as stored in the place of the open one."""
+        return TrialChange(
+            trial_id=self.trial_id,
+            expected=TrialState.PENDING.value,
+            state=self.state.value,
+            result=self._result(),
+        )
+
+    def _result(self) -> str:
         outcome = outcome_to_document(self.outcome) if self.outcome else None
-        return json.dumps({"hardware": self.hardware, "outcome": outcome}, allow_nan=False)
+        return json.dumps({"hardware": self.hardware, "outcome": outcome, "lost_s": self.lost_s}, allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +158,7 @@ class Study:
         model_name, model_fingerprint: the one model that all trials are about.
         space_json: what a search searches; empty for a grid.
         hardware: only workers on this, so that a search compares times of one machine; empty for a grid.
+        search_note: what went otherwise than usual when trials were chosen last, in this process.
         revision: rises with every change in this process.
     """
 
@@ -155,6 +171,7 @@ class Study:
     trials: Mapping[str, Trial]
     space_json: str = ""
     hardware: str = ""
+    search_note: str = ""
     revision: int = 0
 
     def with_trial(self, trial: Trial) -> Study:
@@ -169,6 +186,12 @@ class Study:
     def with_state(self, state: StudyState) -> Study:
         """The study in another state."""
         return replace(self, state=state, revision=self.revision + 1)
+
+    def with_search_note(self, note: str) -> Study:
+        """The study with another note; itself where the note is the same."""
+        if note == self.search_note:
+            return self
+        return replace(self, search_note=note, revision=self.revision + 1)
 
     @property
     def is_search(self) -> bool:
@@ -271,6 +294,7 @@ def _trial_from_record(study: Study, record: TrialRecord) -> Trial:
         state=state,
         outcome=outcome_from_document(outcome) if outcome else None,
         hardware=result.get("hardware", ""),
+        lost_s=result.get("lost_s", 0.0),
         finished_unix_s=record.updated_unix_s if state.is_final else 0.0,
         source=TrialSource(spec.get("source", TrialSource.GRID)),
         search_s=spec.get("search_s", 0.0),

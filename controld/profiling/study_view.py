@@ -39,29 +39,28 @@ def study_summary(study: Study, now_unix_s: float) -> Json:
     }
 
 
-def study_view(study: Study, progress: StudyProgress, now_unix_s: float, search_note: str = "") -> Json:
+def study_view(study: Study, progress: StudyProgress, now_unix_s: float) -> Json:
     """A study with its progress and its trials.
 
     Args:
         progress: has followed the study.
-        search_note: what went otherwise than usual when trials were chosen last.
     """
     trials = [_trial_view(trial) for trial in study.trials.values()]
-    return {**_overview(study, progress, now_unix_s, search_note), "trials": trials}
+    return {**_overview(study, progress, now_unix_s), "trials": trials}
 
 
-def study_event(study: Study, progress: StudyProgress, now_unix_s: float, search_note: str = "") -> Json:
+def study_event(study: Study, progress: StudyProgress, now_unix_s: float) -> Json:
     """As `study_view`, with the open trials and the latest ended ones only: small, however long the study is."""
     ended = [trial for trial in study.trials.values() if trial.state.is_final]
     latest = sorted(ended, key=lambda trial: trial.finished_unix_s)[-_LATEST_SHOWN:]
     shown = {trial.trial_id for trial in (*study.open_trials[:_LATEST_SHOWN], *latest)}
     trials = [_trial_view(trial) for trial in study.trials.values() if trial.trial_id in shown]
-    return {**_overview(study, progress, now_unix_s, search_note), "trials": trials}
+    return {**_overview(study, progress, now_unix_s), "trials": trials}
 
 
 def study_comparison(study: Study, progress: StudyProgress, now_unix_s: float) -> Json:
     """What studies are compared by."""
-    overview = _overview(study, progress, now_unix_s, "")
+    overview = _overview(study, progress, now_unix_s)
     names = (
         "id",
         "state",
@@ -79,7 +78,7 @@ def study_comparison(study: Study, progress: StudyProgress, now_unix_s: float) -
     return {name: overview[name] for name in names}
 
 
-def _overview(study: Study, progress: StudyProgress, now_unix_s: float, search_note: str) -> Json:
+def _overview(study: Study, progress: StudyProgress, now_unix_s: float) -> Json:
     curve = progress.hypervolume_by_trial
     front = progress.front
     split = time_split(study, now_unix_s)
@@ -103,7 +102,7 @@ def _overview(study: Study, progress: StudyProgress, now_unix_s: float, search_n
         ],
         "seconds": {"measuring": split.measuring_s, "search": split.search_s, "waiting": split.waiting_s},
         "stop_reason": reason.value if reason else "",
-        "detail": search_detail(study, search_note),
+        "detail": search_detail(study),
     }
 
 
@@ -148,6 +147,7 @@ def _trial_view(trial: Trial) -> Json:
         "loss_se_nats": worst.get("loss_se_nats"),
         "lengths": lengths,
         "seconds": outcome.seconds if outcome else 0.0,
+        "lost_seconds": trial.lost_s,
         "detail": outcome.detail if outcome else "",
         "corpus": outcome.corpus if outcome else "",
     }

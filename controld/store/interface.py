@@ -23,6 +23,7 @@ from controld.store.records import (
     ProfileKey,
     ProfileRecord,
     StudyRecord,
+    TrialChange,
     TrialRecord,
     VersionRecord,
 )
@@ -163,8 +164,13 @@ class PolicyGenerations(Protocol):
 class Studies(Protocol):
     """Runs of the profiling engine and their trials."""
 
-    async def create(self, study: StudyRecord) -> None:
-        """Raises: ConflictError: the id is taken."""
+    async def create(self, study: StudyRecord, trials: Sequence[TrialRecord] = ()) -> None:
+        """A study with the trials that it begins with, all or nothing.
+
+        Raises:
+            ConflictError: an id is taken.
+            NotFoundError: a trial is of another study that there is not.
+        """
         ...
 
     async def get(self, study_id: str) -> StudyRecord:
@@ -175,17 +181,20 @@ class Studies(Protocol):
         """The newest first."""
         ...
 
-    async def transition(self, study_id: str, *, expected: str, state: str) -> None:
-        """Raises: NotFoundError; ConflictError: the state is not the expected one."""
+    async def transition(self, study_id: str, *, expected: str, state: str, trials: Sequence[TrialChange] = ()) -> None:
+        """A study's step to another state, and with it those of its trials, all or nothing.
+
+        Raises:
+            NotFoundError: there is no such study or trial.
+            ConflictError: a state is not the expected one.
+        """
         ...
 
     async def add_trials(self, trials: Sequence[TrialRecord]) -> None:
         """All or nothing. Raises: ConflictError: an id is taken; NotFoundError: no such study."""
         ...
 
-    async def transition_trial(
-        self, study_id: str, trial_id: str, *, expected: str, state: str, result: str = ""
-    ) -> None:
+    async def transition_trial(self, study_id: str, change: TrialChange) -> None:
         """Raises: NotFoundError; ConflictError: the state is not the expected one."""
         ...
 

@@ -159,6 +159,20 @@ class TrialRecord:
     updated_unix_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialChange:
+    """A trial's step from one state to another.
+
+    Args:
+        result: JSON; empty where there is none.
+    """
+
+    trial_id: str
+    expected: str
+    state: str
+    result: str = ""
+
+
 class AuditEvent(StrEnum):
     """What the audit trail records."""
 

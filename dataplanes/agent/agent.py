@@ -13,6 +13,7 @@ from controld.contract.clock import Clock, SystemClock
 from controld.contract.configuration import Configuration
 from controld.contract.decision import DEFAULT_CLASS, Drawn, match_class
 from controld.contract.effect import Effect, Half
+from controld.contract.fair_queue import Tenancy
 from controld.contract.rpc import fleet_pb2 as pb
 from controld.contract.rpc.convert import MAX_NAME_CHARACTERS
 from controld.contract.telemetry import LinkEstimate, Telemetry
@@ -169,6 +170,10 @@ class Agent:
             return DEFAULT_CLASS
         return found
 
+    def tenancy(self) -> Tenancy:
+        """Who shares the links, and whose share a class uses; the same object until another snapshot applies."""
+        return self._in_force.applied.tenancy
+
     def draw(
         self,
         *,
@@ -218,7 +223,7 @@ class Agent:
         """A transfer arrived at the queue; it leaves it with the sender's `report`, or with `withdrawn`."""
         try:
             if service_class not in self._in_force.applied.unlearned:
-                self._links.of((tier, link_group)).offered(self._now_s(), raw_bytes)
+                self._links.of((tier, link_group)).offered(self._now_s(), raw_bytes, service_class)
         except Exception as error:  # noqa: BLE001 - the edge towards the data plane
             self._edge.caught("offered", error)
 

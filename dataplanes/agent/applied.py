@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from controld.contract.configuration import Configuration
 from controld.contract.decision import PREFIX_STORE, RECOMPUTE, ClassRule, DecisionTable
 from controld.contract.errors import ControldError, FieldError
+from controld.contract.fair_queue import Tenancy
 from controld.contract.rpc import fleet_pb2 as pb
 from controld.contract.rpc.convert import checked_count, resource_from_proto
 from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource
@@ -32,6 +33,7 @@ class Applied:
         rules: of service classes, in order.
         unlearned: classes whose transfers teach the estimators nothing.
         artefacts: by SHA-256.
+        tenancy: who shares the links.
     """
 
     version: int = 0
@@ -41,6 +43,7 @@ class Applied:
     rules: tuple[ClassRule, ...] = ()
     unlearned: frozenset[str] = frozenset()
     artefacts: Mapping[str, CalibratedArtefact] = field(default_factory=dict)
+    tenancy: Tenancy = field(default_factory=Tenancy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +232,7 @@ def _check_table(table: DecisionTable, validate_configuration: ValidateConfigura
 def _indexed(snapshot: Assembled, resources: dict[str, Resource]) -> Applied:
     tables: dict[tuple[str, str], DecisionTable] = {}
     rules: list[ClassRule] = []
+    weights: dict[str, float] = {}
     artefacts: dict[str, CalibratedArtefact] = {}
     for name in sorted(resources):
         payload = resources[name].payload
@@ -239,6 +243,7 @@ def _indexed(snapshot: Assembled, resources: dict[str, Resource]) -> Applied:
             tables[key] = payload
         elif isinstance(payload, ClassRules):
             rules.extend(payload.rules)
+            weights.update({tenant.name: tenant.weight for tenant in payload.tenants})
         else:
             artefacts[payload.sha256] = payload
     return Applied(
@@ -249,4 +254,5 @@ def _indexed(snapshot: Assembled, resources: dict[str, Resource]) -> Applied:
         rules=tuple(rules),
         unlearned=frozenset(rule.service_class for rule in rules if not rule.learn),
         artefacts=artefacts,
+        tenancy=Tenancy(weights, {rule.service_class: rule.tenant for rule in rules if rule.tenant}),
     )

@@ -6,6 +6,7 @@ import math
 import threading
 
 from controld.contract.backlog import Backlog
+from controld.contract.decision import DEFAULT_CLASS
 from controld.contract.estimators import BandwidthEstimator, LoadEstimator
 from controld.contract.telemetry import LinkEstimate
 
@@ -20,9 +21,14 @@ class Link:
     without a lock; they change with each observation and each `refresh`.
     """
 
+    MAX_CLASSES = 256
+    FORGOTTEN_BYTES_PER_S = 1.0
+    """A class that offers less is not told of any more."""
+
     __slots__ = (
         "_backlog",
         "_bandwidth",
+        "_by_class",
         "_key",
         "_load",
         "_lock",
@@ -35,6 +41,7 @@ class Link:
         self._lock = threading.Lock()
         self._bandwidth = BandwidthEstimator()
         self._load = LoadEstimator()
+        self._by_class: dict[str, LoadEstimator] = {}
         self._backlog = Backlog()
         self.bandwidth_bytes_per_s = 0.0
         self.offered_bytes_per_s = 0.0
@@ -45,10 +52,12 @@ class Link:
             self._bandwidth.observe(start_s, end_s, wire_bytes)
             self._refresh_bandwidth(end_s)
 
-    def offered(self, now_s: float, raw_bytes: int) -> None:
+    def offered(self, now_s: float, raw_bytes: int, service_class: str = DEFAULT_CLASS) -> None:
         """A transfer arrived at the queue. Raises: FieldError."""
         with self._lock:
             self._load.offered(now_s, raw_bytes)
+            if service_class in self._by_class or len(self._by_class) < self.MAX_CLASSES:
+                self._by_class.setdefault(service_class, LoadEstimator()).offered(now_s, raw_bytes)
             self._backlog.offered(raw_bytes)
             self.offered_bytes_per_s = self._load.estimate(now_s).mean
 
@@ -69,6 +78,9 @@ class Link:
         with self._lock:
             bandwidth = self._bandwidth.estimate(now_s)
             load = self._load.estimate(now_s)
+            by_class = {name: estimator.estimate(now_s).mean for name, estimator in self._by_class.items()}
+            for name in [name for name, rate in by_class.items() if rate < self.FORGOTTEN_BYTES_PER_S]:
+                del self._by_class[name], by_class[name]
             return LinkEstimate(
                 tier=tier,
                 link_group=link_group,
@@ -79,6 +91,7 @@ class Link:
                 offered_sd_bytes_per_s=load.sd,
                 backlog_bytes=self._backlog.bytes,
                 transfers=bandwidth.count if bandwidth else 0,
+                offered_by_class_bytes_per_s=by_class,
             )
 
     def _refresh_bandwidth(self, now_s: float) -> None:

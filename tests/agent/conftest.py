@@ -19,7 +19,7 @@ from controld.contract.effect import Path as EffectPath
 from controld.contract.rpc import fleet_pb2 as pb
 from controld.contract.rpc import fleet_pb2_grpc
 from controld.contract.rpc.convert import PROTOCOL_VERSION, resource_to_proto
-from controld.contract.snapshot import ClassRules, Resource
+from controld.contract.snapshot import ClassRules, Resource, TenantShare
 from dataplanes.agent import Agent, AgentIdentity, AgentTiming
 
 PATIENCE_S = 10.0
@@ -164,6 +164,7 @@ def build_snapshot(
     ttl_s: float = 600.0,
     table: DecisionTable | None = None,
     rules: tuple[ClassRule, ...] = (ClassRule("chat", extra_key="class=chat"),),
+    tenants: tuple[TenantShare, ...] = (),
 ) -> pb.Snapshot:
     table = table or build_table(version=version)
     return pb.Snapshot(
@@ -172,7 +173,7 @@ def build_snapshot(
         ttl_s=ttl_s,
         resources=[
             resource_to_proto(Resource("pd/default", table)),
-            resource_to_proto(Resource("classes", ClassRules(rules))),
+            resource_to_proto(Resource("classes", ClassRules(rules, tenants))),
         ],
         page_count=1,
     )

@@ -8,6 +8,7 @@ import pytest
 
 from controld.contract.clock import ManualClock
 from controld.contract.decision import RAW, ClassRule
+from controld.contract.snapshot import TenantShare
 from dataplanes.agent import RawReason
 
 TRANSFER = {"service_class": "chat", "raw_bytes": 14_000_000, "tier": "pd"}
@@ -129,6 +130,36 @@ def test_a_class_that_teaches_nothing_leaves_estimates_alone(served, make_snapsh
     assert agent.snapshot().links == ()
     assert agent.draw(transfer_id="t", **TRANSFER).bandwidth_bytes_per_s == 1e7
     assert agent.classify(extra_key="class=pinned", priority=None) == "pinned"
+
+
+def test_the_load_is_told_by_class_and_forgotten_with_time(served, clock):
+    agent, _ = served
+    for _ in range(3):
+        agent.offered(tier="pd", raw_bytes=2_000_000, service_class="chat")
+    agent.offered(tier="pd", raw_bytes=2_000_000)
+    (link,) = agent.snapshot().links
+    offered = link.offered_by_class_bytes_per_s
+    assert offered["chat"] == pytest.approx(3 * offered["default"])
+    assert sum(offered.values()) == pytest.approx(link.offered_bytes_per_s)
+    clock.advance(1000.0)
+    assert agent.snapshot().links[0].offered_by_class_bytes_per_s == {}
+
+
+def test_tenants_and_their_weights_come_with_the_snapshot(served, make_snapshot):
+    agent, stream = served
+    assert agent.tenancy().tenant("chat") == ""
+    rules = (ClassRule("chat", extra_key="class=chat", tenant="acme"), ClassRule("default", tenant="rest"))
+    shares = (TenantShare("acme", 3.0), TenantShare("rest", 1.0))
+    stream.send(snapshot=make_snapshot(2, rules=rules, tenants=shares))
+    stream.wait_for("ack", 2)
+    tenancy = agent.tenancy()
+    assert tenancy.weights == {"acme": 3.0, "rest": 1.0}
+    assert [tenancy.tenant(name) for name in ("chat", "default", "unheard of")] == ["acme", "rest", ""]
+    assert agent.tenancy() is tenancy
+    # A controld that sends no weights has everybody served in the order of arrival.
+    stream.send(snapshot=make_snapshot(3, rules=rules))
+    stream.wait_for("ack", 3)
+    assert agent.tenancy().tenant("chat") == ""
 
 
 def test_backlog_is_what_was_offered_and_not_yet_reported(served, make_effect):

@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import profiling  # noqa: E402 - benchmarks are scripts, not a package
 import profiling_kvserve  # noqa: E402
+import profiling_report  # noqa: E402
 import profiling_rivals  # noqa: E402
 import profiling_truth  # noqa: E402
 
@@ -259,21 +260,21 @@ def run_of(engine: str, seed: int, *shares: float) -> profiling.Run:
 
 def test_trials_are_counted_from_one_and_a_miss_is_infinite() -> None:
     run = run_of("random", 0, 0.5, 0.95, 0.96)
-    assert profiling.trials_to(run, 0.95) == 2
-    assert profiling.trials_to(run, 0.99) == math.inf
+    assert profiling_report.trials_to(run, 0.95) == 2
+    assert profiling_report.trials_to(run, 0.99) == math.inf
 
 
 def test_the_last_line_names_medians_and_misses() -> None:
     ours = [run_of("controld", seed, *[0.9] * (seed + 1), 0.99, 1.0) for seed in range(3)]
     missed = [run_of("random", seed, *[0.9] * 8) for seed in range(3)]
     tpe = [run_of("tpe", 0, *[0.9] * 6, 0.995), *(run_of("tpe", seed, *[0.9] * 8) for seed in (1, 2))]
-    assert profiling.last_line([*ours, *missed], 9000) == "space=9000 trials_to_99=3 best_other=>8"
-    assert profiling.last_line([*ours, *missed, *tpe], 9000) == "space=9000 trials_to_99=3 best_other=>8"
-    assert profiling.last_line([*ours, tpe[0]], 9000) == "space=9000 trials_to_99=3 best_other=7"
+    assert profiling_report.last_line([*ours, *missed], 9000) == "space=9000 trials_to_99=3 best_other=>8"
+    assert profiling_report.last_line([*ours, *missed, *tpe], 9000) == "space=9000 trials_to_99=3 best_other=>8"
+    assert profiling_report.last_line([*ours, tpe[0]], 9000) == "space=9000 trials_to_99=3 best_other=7"
 
 
 def test_an_engine_that_stops_keeps_what_it_has() -> None:
-    assert profiling.curves([run_of("kvserve", 0, 0.5, 0.75)], 4).tolist() == [[0.5, 0.75, 0.75, 0.75]]
+    assert profiling_report.curves([run_of("kvserve", 0, 0.5, 0.75)], 4).tolist() == [[0.5, 0.75, 0.75, 0.75]]
 
 
 def test_kept_runs_are_of_one_table_and_survive_a_torn_line(tmp_path: Path) -> None:
@@ -300,6 +301,15 @@ def test_saved_curves_read_back(tmp_path: Path) -> None:
         len(table_of().parts),
         0.5,
     )
+
+
+def test_engines_are_shown_ours_first() -> None:
+    runs = [run_of(name, 0, 0.5) for name in ("tpe", "random", "controld", "tpe")]
+    assert [(name, len(found)) for name, found in profiling_report.by_engine(runs).items()] == [
+        ("controld", 1),
+        ("random", 1),
+        ("tpe", 2),
+    ]
 
 
 @pytest.fixture
@@ -341,6 +351,36 @@ def test_a_table_of_another_space_is_refused(write_table: Callable[[StrategySpac
         profiling.load_ground_truth(table, tmp_path / "space.json")
 
 
+def test_curves_are_saved_although_the_plot_cannot_be_drawn(
+    write_table: Callable[[StrategySpace], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--seeds", "1", "--trials", "22", "--engine", "random", "--save", "--table", str(write_table(SPACE))]
+    for name in ("space", "curves", "runs", "plot"):
+        options += [f"--{name}", str(tmp_path / f"{name}.json")]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(sys, "argv", ["profiling.py", *options])
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit, match="matplotlib"):
+        profiling.main()
+    _, (run,) = profiling.load_curves(tmp_path / "curves.json")
+    assert (run.engine, len(run.shares)) == ("random", 22)
+
+
+def test_the_ground_truth_is_made_by_this_command_too(
+    write_table: Callable[[StrategySpace], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = write_table(SPACE)
+    again = tmp_path / "again.csv.gz"
+    options = ["--table", str(again), str(tmp_path / "truth.jsonl")]
+    monkeypatch.setattr(sys, "argv", ["profiling.py", "--ground-truth", *options])
+    profiling.main()
+    assert again.read_bytes() == made.read_bytes()
+    assert f"rows={len(table_of().parts) - 1} infeasible=1" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_our_engine_runs_on_the_table(problem: profiling.Problem) -> None:
     run = profiling.replay(problem, profiling.OURS, 0, trials=30)
@@ -351,7 +391,7 @@ def test_our_engine_runs_on_the_table(problem: profiling.Problem) -> None:
 @pytest.mark.slow
 def test_the_plot_is_drawn(tmp_path: Path) -> None:
     runs = [run_of(name, seed, *np.linspace(0.5, 0.9 + seed / 20, 40)) for name in RIVALS for seed in range(2)]
-    profiling.plot(runs, parts=1000, path=tmp_path / "plot.png")
+    profiling_report.plot(runs, parts=1000, path=tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 

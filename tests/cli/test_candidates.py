@@ -124,6 +124,20 @@ def test_filters_and_json_agree(daemon: None, capsys: pytest.CaptureFixture[str]
     assert shown("--workload", "dialogue") == set()
 
 
+def test_filters_that_hide_everything_say_how_much(daemon: None, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*options: str) -> str:
+        capsys.readouterr()
+        assert main(["candidates", *options]) == 0
+        return capsys.readouterr().out
+
+    assert shown("--max-loss", "-1") == "none of 3 profiles passes --max-loss\n"
+    assert shown("--max-loss", "-1", "--pareto") == "none of 3 profiles passes --pareto and --max-loss\n"
+    assert shown("--max-loss", "0", "--workload", "dialogue") == (
+        "no profiles of workload dialogue; there are 3 profiles of general\n"
+    )
+    assert json.loads(shown("--max-loss", "-1", "--json")) == []
+
+
 def test_plots_are_whole_files(daemon: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "plots"
     assert main(["candidates", "--plot", str(folder)]) == 0

@@ -40,13 +40,35 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str], policy_file: Pat
                 'unit_missing.yaml:15:13: classes[0].slo.ttft: "300" has no unit (write 300ms or 0.3s)',
             }
         ],
+        "warnings": [],
     }  # fmt: skip
     assert main(["check", "--json", str(policy_file)]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "ok": True,
-        "policies": [{"name": "chat", "file": str(policy_file), "kind": "sglang", "deployment": "chat"}],
+        "policies": [
+            {
+                "name": "chat", "file": str(policy_file), "kind": "sglang", "deployment": "chat",
+                "tenants": [{"name": "default", "weight": 1.0, "guaranteed_share": 0.0, "share": 1.0}],
+            }
+        ],
         "problems": [],
-    }
+        "warnings": [],
+    }  # fmt: skip
+
+
+def test_tenants_are_shown_with_what_they_get_and_an_unused_one_is_warned_of(
+    policy_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tenants = "tenants:\n  - {name: default, weight: 3, share: 10%}\n  - {name: idle, weight: 1}\nclasses:"
+    policy_file.write_text(policy_file.read_text().replace("classes:", tenants, 1))
+    assert main(["check", str(policy_file)]) == 0
+    warning, policy, shares = capsys.readouterr().out.splitlines()
+    assert warning.startswith(f"warning: {policy_file}:")
+    assert 'tenants[1].name: no class uses the tenant "idle"' in warning
+    assert policy == f"{policy_file}: policy chat for sglang/chat: default"
+    assert shares == "  tenants, while all want more: default 75% (at least 10%), idle 25%"
+    assert main(["check", "--json", str(policy_file)]) == 0
+    assert [found["path"] for found in json.loads(capsys.readouterr().out)["warnings"]] == ["tenants[1].name"]
 
 
 def test_files_are_checked_as_if_they_were_one_directory(

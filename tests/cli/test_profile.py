@@ -181,10 +181,17 @@ def test_a_watcher_outlives_the_daemon_and_a_pause(
     [
         (["--grid", "--restrict", "step=1"], "--restrict belongs to --budget"),
         (["--grid", "--seed", "3"], "--seed belongs to --budget"),
+        (["--grid", "--seed", "0"], "--seed belongs to --budget"),
         (["--budget", "5", "--quick"], "--quick belongs to --grid"),
+        (["--follow", "s", "--segments", "0"], "--segments belongs to --budget and --grid"),
+        (["--list", "--workload", "general"], "--workload belongs to --budget and --grid"),
+        (["--pause", "s", "--plane", "sglang"], "--plane belongs to --budget and --grid"),
+        (["--resume", "s", "--max-segments", "3"], "--max-segments belongs to --budget"),
+        (["--cancel", "s", "--quick"], "--quick belongs to --grid"),
+        (["--compare", "s", "--model", "m"], "--model belongs to --budget and --grid"),
     ],
 )
-def test_options_of_the_other_method_are_refused(
+def test_options_of_another_action_are_refused(
     config_file: Path, options: list[str], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["profile", *options]) == 1

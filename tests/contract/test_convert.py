@@ -16,7 +16,7 @@ from controld.contract.effect import Effect, Half, Path, Verdict
 from controld.contract.errors import FieldError
 from controld.contract.rpc import convert
 from controld.contract.rpc import fleet_pb2 as pb
-from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource
+from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource, TenantShare
 from controld.contract.telemetry import LinkEstimate, Telemetry
 from controld.contract.trial import CoderMeasurement, SegmentLoss, TrialOutcome, TrialStatus, TrialTask
 
@@ -95,7 +95,9 @@ RULES = st.builds(
     extra_key=st.none() | NAMES,
     priority=st.none() | st.integers(-(2**63), 2**63 - 1),
     learn=st.booleans(),
+    tenant=st.just("") | NAMES,
 )
+SHARES = st.builds(TenantShare, name=NAMES, weight=st.floats(min_value=1e-6, max_value=1e6))
 LINKS = st.builds(
     LinkEstimate,
     link_group=NAMES,
@@ -107,6 +109,7 @@ LINKS = st.builds(
     offered_sd_bytes_per_s=NUMBERS,
     backlog_bytes=COUNTS,
     transfers=COUNTS,
+    offered_by_class_bytes_per_s=st.dictionaries(NAMES, NUMBERS, max_size=3),
 )
 TELEMETRY = st.builds(
     Telemetry,
@@ -177,10 +180,34 @@ def test_an_effect_survives_the_wire(effect: Effect, seq: int) -> None:
     assert (convert.effect_from_proto(message), message.seq) == (effect, seq)
 
 
-@given(st.lists(RULES, max_size=4).map(tuple))
-def test_class_rules_survive_the_wire(rules: tuple[ClassRule, ...]) -> None:
-    message = convert.class_rules_to_proto(ClassRules(rules))
-    assert convert.class_rules_from_proto(pb.ClassRules.FromString(message.SerializeToString())).rules == rules
+@given(
+    st.lists(RULES, max_size=4).map(tuple), st.lists(SHARES, max_size=3, unique_by=lambda share: share.name).map(tuple)
+)
+def test_class_rules_survive_the_wire(rules: tuple[ClassRule, ...], tenants: tuple[TenantShare, ...]) -> None:
+    sent = ClassRules(rules, tenants)
+    message = convert.class_rules_to_proto(sent)
+    assert convert.class_rules_from_proto(pb.ClassRules.FromString(message.SerializeToString())) == sent
+
+
+@pytest.mark.parametrize(
+    ("tenants", "field"),
+    [
+        ([pb.TenantShare(weight=1.0)], "tenant_share.name"),
+        ([pb.TenantShare(name="acme")], "tenant_share.acme.weight"),
+        ([pb.TenantShare(name="acme", weight=math.nan)], "tenant_share.acme.weight"),
+        ([pb.TenantShare(name="acme", weight=1.0)] * 2, "class_rules.tenants"),
+    ],
+)
+def test_tenants_that_cannot_share_are_refused_by_field(tenants: list[pb.TenantShare], field: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        convert.class_rules_from_proto(pb.ClassRules(tenants=tenants))
+    assert caught.value.field == field
+
+
+def test_a_class_that_offers_nonsense_is_refused() -> None:
+    link = pb.LinkEstimate(tier="pd", link_group="default", offered_by_class_bytes_per_s={"chat": -1.0})
+    with pytest.raises(FieldError, match="offered_by_class"):
+        convert.telemetry_from_proto(pb.Telemetry(links=[link]))
 
 
 @given(TELEMETRY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -53,11 +54,36 @@ def test_json_round_trip_and_refusal() -> None:
             StrategySpace.from_json(text)
 
 
+def test_a_part_has_fewer_values_and_more_rules_and_nothing_else() -> None:
+    fewer = SPACE.restrict({"levels": (4,)})
+    stricter = replace(fewer, forbidden=(*SPACE.forbidden, Forbidden(values={"code": ("none",)}, reason="slow")))
+    stricter.require_part_of(SPACE)
+    levels = SPACE.parameters[1]
+    with_five = replace(SPACE, parameters=(SPACE.parameters[0], replace(levels, values=(4, 5)), SPACE.parameters[2]))
+    categorical = replace(SPACE, parameters=(SPACE.parameters[0], replace(levels, ordered=False), SPACE.parameters[2]))
+    for other, named in (
+        (SPACE, "space.parameters.levels.values: 8"),
+        (with_five, "space.parameters.levels.values: 5"),
+        (categorical, "space.parameters.levels: differs"),
+        (replace(SPACE, parameters=SPACE.parameters[::-1], conditions=()), "space.parameters: are not those"),
+        (replace(SPACE, conditions=()), "space.conditions"),
+        (replace(SPACE, forbidden=()), "space.forbidden: lacks a rule .*: four levels are always packed"),
+    ):
+        with pytest.raises(FieldError, match=named):
+            other.require_part_of(fewer if other is SPACE else SPACE)
+
+
 @pytest.mark.parametrize("part", ["parameters", "conditions", "forbidden"])
 def test_an_unknown_key_is_refused(part: str) -> None:
     data = json.loads(SPACE.to_json())
     data[part][0]["extra"] = 1
     with pytest.raises(FieldError, match="extra"):
+        StrategySpace.from_json(json.dumps(data))
+
+
+def test_an_unknown_key_of_the_space_itself_is_refused_by_name() -> None:
+    data = {**json.loads(SPACE.to_json()), "constraints": []}
+    with pytest.raises(FieldError, match="unknown key 'constraints'"):
         StrategySpace.from_json(json.dumps(data))
 
 
@@ -262,3 +288,4 @@ def test_any_restriction_is_a_part_of_the_space(space: StrategySpace, data: st.D
     ]
     assert inside == wide
     assert space.restrict({parameter.name: parameter.values for parameter in space.parameters}) == space
+    narrow.require_part_of(space)

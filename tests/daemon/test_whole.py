@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,7 +22,7 @@ from controld.store.sqlite import SqliteStore
 from dataplanes.agent import Agent, AgentIdentity
 from dataplanes.sglang.demo.daemon import Daemon, DaemonError
 from dataplanes.sglang.demo.plan import DEMO
-from dataplanes.sglang.demo.policies import DEPLOYMENT, policy_text
+from dataplanes.sglang.demo.policies import DEPLOYMENT, SERVED_CLASS, policy_text
 
 CODED = Configuration({"quantise": "levels", "key_levels": 12, "code": "entropy"})
 HARDWARE = "cpu/2/1"
@@ -202,3 +204,32 @@ def test_an_edit_is_judged_before_it_is_applied(
         assert json.loads(capsys.readouterr().out)["problems"][0]["file"] == str(edited)
         assert daemon.get("/v1/policies") == before
         assert coded_in_slow_cell(agent)
+
+
+def test_status_shows_tenants_and_how_alike_they_were_slowed_down(
+    daemon: Daemon, agent: Agent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tenants = "tenants:\n  - {name: acme, weight: 1}\n"
+    daemon.write_policies(
+        {"demo.yaml": POLICY.replace("tenants:\n", tenants).replace("default\n    match", "acme\n    match")}
+    )
+    with daemon:
+        wait_until(lambda: agent.tenancy().weights == {"acme": 0.5, "default": 0.5}, "the agent knows the tenants")
+        for number in range(4):
+            agent.report(replace(effect(number), service_class="default" if number % 2 else SERVED_CLASS))
+
+        def plane() -> dict[str, Any]:
+            (found,) = daemon.get("/v1/status")["tenants"]
+            return found
+
+        wait_until(lambda: plane()["jain_index"] is not None, "both tenants have had transfers")
+        acme, default = plane()["tenants"]
+        assert (acme["name"], acme["transfers"], acme["raw_bytes"]) == ("acme", 2, 28_000_000)
+        assert min(acme["slowdown"], default["slowdown"]) > 0
+        assert main(["status", "--config", str(daemon.config)]) == 0
+        shown = capsys.readouterr().out
+        assert "Tenants since the daemon started" in shown
+        assert f"fairness of sglang/{DEPLOYMENT}: Jain's index of slowdown {plane()['jain_index']:.2f}" in shown
+        assert f'controld_tenant_raw_bytes_total{{deployment="{DEPLOYMENT}",tenant="acme"}} 2.8e+07' in daemon.text(
+            "/metrics"
+        )

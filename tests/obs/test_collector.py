@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controld.contract.effect import Effect, Half, Path, Verdict
-from controld.obs.collector import AgentLabel, PartsCollector
+from controld.obs.collector import AgentLabel, PartsCollector, TenantCollector, TenantSample
 from controld.obs.metrics import OTHER_CLASS, Metrics
 
 
@@ -35,3 +35,17 @@ def test_classes_that_no_policy_names_share_one_label() -> None:
     lines = [line for line in metrics.exposition().decode().splitlines() if line.startswith("controld_effects_total")]
     assert len(lines) == 2
     assert any(f'service_class="{OTHER_CLASS}"' in line and line.endswith(" 49.0") for line in lines)
+
+
+def test_tenants_show_their_bytes_and_a_slowdown_only_once_there_is_one() -> None:
+    metrics = Metrics()
+    samples = [
+        TenantSample(deployment="chat", tenant="acme", raw_bytes=10, wire_bytes=5, slowdown=1.5),
+        TenantSample(deployment="chat", tenant="idle", raw_bytes=0, wire_bytes=0, slowdown=None),
+    ]
+    metrics.registry.register(TenantCollector(lambda: samples, lambda: {"chat": 0.9}))
+    shown = metrics.exposition().decode()
+    assert 'controld_tenant_wire_bytes_total{deployment="chat",tenant="acme"} 5.0' in shown
+    assert 'controld_tenant_slowdown{deployment="chat",tenant="acme"} 1.5' in shown
+    assert 'controld_tenant_slowdown{deployment="chat",tenant="idle"}' not in shown
+    assert 'controld_tenant_jain_index{deployment="chat"} 0.9' in shown

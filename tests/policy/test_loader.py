@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from controld.contract.decision import ClassRule
-from controld.policy.loader import SourceFile, load_policies, parse_policies
+from controld.policy.loader import SourceFile, load_policies, parse_policies, parse_with_warnings
 from controld.policy.model import Objective, PlaneKind, Policy, PolicySet, Slo, Tier, content_hash
 from controld.policy.problem import PolicyErrors
 
@@ -61,6 +61,15 @@ def test_the_example_policy_of_the_repository_is_right() -> None:
         ("weight: 3", "weight: true", "7:26: tenants[0].weight: must be a number, not true"),
         ("weight: 3", 'weight: "3"', '7:26: tenants[0].weight: must be a number, not "3"'),
         ("weight: 3", "weight: .nan", "7:26: tenants[0].weight: .nan is not a finite number"),
+        ("weight: 3", "weight: 3, quota: 200", 'tenants[0].quota: "200" has no unit (write 10Gbit)'),
+        ("weight: 3", "weight: 3, quota: 0bit", 'tenants[0].quota: "0bit" is not above zero'),
+        ("weight: 3", "weight: 3, share: 0%", 'tenants[0].share: "0%" is not above zero'),
+        ("weight: 3", "weight: 3, share: 101%", 'tenants[0].share: "101%" is above 100%'),
+        ("weight: 3", "weight: 3, share: 1%, quota: 1bit", "7:5: tenants[0]: has both quota and share (a rate or a"),
+        ("weight: 3", "weight: 3, quota: 11Gbit", "7:36: tenants[0].quota: the tenants are guaranteed 110% (11 Gbit/s)"
+         " of the link's 10 Gbit/s: acme 110% (11 Gbit/s)"),
+        ("3}\n  - {name: default,", "3, share: 70%}\n  - {name: default, quota: 4Gbit,", "8:28: tenants[1].quota: the"
+         " tenants are guaranteed 110% (11 Gbit/s) of the link's 10 Gbit/s: acme 70% (7 Gbit/s) + default 40% (4 Gbit"),
         ("- {name: acme", "- {name: acme, weight: 1}\n  - {name: acme", '8:12: tenants[1].name: "acme" is used'),
         ("dialogue", "5", '13:15: classes[0].workload: must be a string, not 5 (write "5" in quotes)'),
         ("workload: dialogue\n    ", "", "10:5: classes[0].workload: is missing"),
@@ -89,6 +98,39 @@ def test_a_wrong_value_is_named_with_its_place(good: str, old: str, new: str, li
     (found,) = problems(changed(good, old, new))
     assert found.startswith("a.yaml:")
     assert line in found
+
+
+def test_a_quota_needs_the_links_rate_and_a_share_does_not(good: str) -> None:
+    unknown = changed(good, "links: {default: {rate: 10Gbit}}\n", "")
+    assert problems(changed(unknown, "weight: 3", "weight: 3, quota: 1Gbit")) == [
+        "a.yaml:6:36: tenants[0].quota: is a rate, and the link's rate is not given"
+        " (give links: {default: {rate: 10Gbit}}, or a share of the link)"
+    ]
+    (found,) = problems(changed(unknown, "3}\n  - {name: default,", "3, share: 70%}\n  - {name: default, share: 40%,"))
+    assert found.endswith("tenants[1].share: the tenants are guaranteed 110% of the link: acme 70% + default 40%")
+    (policy,) = parse(changed(unknown, "weight: 3", "weight: 3, share: 30%"))
+    assert [tenant.guaranteed_share for tenant in policy.tenants] == [0.3, 0.0]
+
+
+def test_tenants_share_by_weight_but_nobody_below_its_guarantee(good: str) -> None:
+    (by_weight,) = parse(good)
+    assert by_weight.tenant_shares == {"acme": 0.75, "default": 0.25}
+    (policy,) = parse(changed(good, "weight: 1", "weight: 1, quota: 4Gbit"))
+    assert policy.tenant_shares == pytest.approx({"acme": 0.6, "default": 0.4})
+    (whole,) = parse(changed(good, "weight: 1", "weight: 1, quota: 10Gbit"))
+    assert 0 < whole.tenant_shares["acme"] < 0.01
+    assert [rule.tenant for rule in policy.rules] == ["acme", "default"]
+
+
+def test_a_tenant_that_no_class_uses_is_warned_of(good: str) -> None:
+    source = SourceFile(
+        "a.yaml", changed(good, "  - {name: default", "  - {name: idle, weight: 1}\n  - {name: default").encode()
+    )
+    policies, warnings = parse_with_warnings([source])
+    assert len(policies) == 1
+    assert [str(warning) for warning in warnings] == [
+        'a.yaml:8:12: tenants[1].name: no class uses the tenant "idle" (name it in a class, or remove it)'
+    ]
 
 
 def test_all_problems_of_all_files_are_reported_at_once(good: str) -> None:

@@ -190,6 +190,23 @@ def test_a_killed_worker_is_a_failed_trial_with_the_reason_and_the_next_one_is_m
     assert actor_processes() != {victim}
 
 
+class Unreadable(Configuration):
+    """Raises where it is read."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+@pytest.mark.slow
+def test_an_exception_in_a_task_is_a_failed_trial_with_its_text_and_no_dead_worker(slot: RaySlot) -> None:
+    outcome = slot.run(task("x1", lossy=Unreadable(LOSSY)), lambda news: None, never)
+    assert outcome.status is TrialStatus.FAILED
+    assert outcome.detail.startswith("ray.task_raised: ")
+    assert "invalid literal for int() with base 10: 'no number'" in outcome.detail
+    assert "\n" not in outcome.detail
+    assert slot.run(task("x2"), lambda news: None, never).status is TrialStatus.MEASURED
+
+
 @pytest.mark.slow
 def test_an_actor_that_cannot_be_made_says_why(cluster: Cluster, bench_settings: BenchSettings, tmp_path: Path) -> None:
     broken = RaySlot(cluster, replace(bench_settings, model_dir=tmp_path))

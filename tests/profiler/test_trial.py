@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from controld.contract.configuration import Configuration
+from controld.contract.errors import FieldError
 from controld.contract.trial import TrialOutcome, TrialStatus, TrialTask
 from dataplanes.kvcodec.errors import CodecError
 from dataplanes.sglang.profiler.model_bench import ModelBench
@@ -99,6 +100,23 @@ def test_worked_examples_are_reported_under_the_length_that_was_asked_for(tiny_m
         assert (cost.prompt_tokens - 40) * 512 < cost.raw_bytes <= cost.prompt_tokens * 512
     assert all(loss.answer_nats for loss in outcome.losses)
     assert mean_loss(outcome) > 0
+
+
+def test_a_bench_offers_only_the_part_of_its_space_that_it_is_told_to(
+    bench: Any, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    part = bench.space.restrict({"quantise": ["levels"], "transform": ["hadamard"]})
+    file = tmp_path / "space.json"
+    file.write_text(part.to_json())
+    few = ModelBench(tiny_model_dir, page_tokens=16, space_file=file)
+    assert few.space == part
+    refused = TrialRunner(few.space, bench.bank_for, bench.codec_for, TIMING).run(task(LOSSLESS))
+    assert refused.status is TrialStatus.INFEASIBLE and "transform" in refused.detail
+    file.write_text(part.to_json().replace("hadamard", "wavelet"))
+    with pytest.raises(FieldError, match=r"transform\.values: 'wavelet' is not a value of it"):
+        ModelBench(tiny_model_dir, page_tokens=16, space_file=file)
+    with pytest.raises(FieldError, match=r"space: .*nowhere\.json cannot be read"):
+        ModelBench(tiny_model_dir, page_tokens=16, space_file=tmp_path / "nowhere.json")
 
 
 def test_fewer_levels_lose_more(runner: TrialRunner) -> None:

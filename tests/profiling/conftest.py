@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -120,10 +121,15 @@ class HandSearch:
         self.next: list[Proposal] = []
         self.error: SearchProcessError | None = None
         self.parts_left: int | None = None
+        self.detail = ""
         self.stopped = False
+        self.held: dict[str, asyncio.Event] = {}
+        """Studies whose answers wait."""
 
     async def propose(self, request: SearchRequest) -> SearchAnswer:
         self.requests.append(request)
+        if request.study_id in self.held:
+            await self.held[request.study_id].wait()
         if self.error is not None:
             raise self.error
         if self.next:
@@ -136,6 +142,7 @@ class HandSearch:
         return SearchAnswer(
             proposals=tuple(Proposal(lossy=part, segments=request.segments, source="model") for part in chosen),
             seconds=0.5,
+            detail=self.detail,
         )
 
     async def stop(self) -> None:
@@ -150,6 +157,7 @@ def outcome_of(
     segments: int | None = None,
     corpus: str = "texts#1",
     detail: str = "",
+    seconds: float | None = None,
 ) -> TrialOutcome:
     """What a worker would say of a task."""
     count = task.segments_per_length if segments is None else segments
@@ -180,7 +188,7 @@ def outcome_of(
             for code in task.coders
             for tokens, segment in places
         ),
-        seconds=2.0 if measured else 0.0,
+        seconds=seconds if seconds is not None else 2.0 if measured else 0.0,
         corpus=corpus if measured else "",
     )
 

@@ -51,6 +51,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
 
 def request(space: Any, **changes: Any) -> SearchRequest:
     values: dict[str, Any] = {
+        "study_id": "s",
         "space_json": space.to_json(),
         "seed": 0,
         "count": 2,
@@ -115,6 +116,21 @@ async def test_one_that_hangs_is_killed(make: Make, space: Any) -> None:
         await search.propose(request(space))
     assert hung.value.code == "search.hung"
     assert search.pid is None
+
+
+async def test_one_that_hangs_holds_up_other_requests_for_their_turn_only(tmp_path: Path, space: Any) -> None:
+    file = tmp_path / "hangs.py"
+    file.write_text(HANGS)
+    search = SearchProcess(SystemClock(), command=(sys.executable, str(file)), answer_s=60.0, turn_s=0.05)
+    first = asyncio.create_task(search.propose(request(space, study_id="one")))
+    await asyncio.sleep(0)
+    with pytest.raises(SearchProcessError) as busy:
+        await search.propose(request(space, study_id="other"))
+    assert busy.value.code == "search.busy"
+    assert not first.done()
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await search.stop()
 
 
 @pytest.mark.parametrize(("program", "word"), [(REFUSES, "boom"), (NONSENSE, "TypeError")])

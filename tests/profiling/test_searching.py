@@ -9,6 +9,7 @@ import pytest
 
 from controld.contract.errors import FieldError
 from controld.contract.trial import TrialStatus
+from controld.profiling.dispatch import ABSENCE_S
 from controld.profiling.errors import StudyRefusedError
 from controld.profiling.progress import FAILED_IN_A_ROW, LEVEL_TRIALS
 from controld.profiling.search.observation import Proposal
@@ -51,6 +52,51 @@ async def test_a_budget_of_seconds_is_of_measuring(bench: Any) -> None:
     assert await bench.answer_all() == 5
     study = await bench.service.get(study_id)
     assert (study["state"], study["stop_reason"]) == ("finished", "budget")
+
+
+async def test_attempts_that_fail_spend_a_budget_of_seconds(bench: Any) -> None:
+    study_id = await begun(bench, budget="7s")
+    await bench.answer_all(status=TrialStatus.FAILED, detail="boom", seconds=2.0)
+    study = await bench.service.get(study_id)
+    assert (study["state"], study["stop_reason"]) == ("failed", "budget")
+    # The trial that had begun and the one that waited are tried to their end.
+    assert study["trials_by_state"] == {"failed": 3}
+    assert study["seconds"]["measuring"] == pytest.approx(18.0)
+    bench.service = bench.make_service()
+    await bench.service.start()
+    await bench.service.stop()
+    study = await bench.service.get(study_id)
+    assert study["seconds"]["measuring"] == pytest.approx(18.0)
+    assert [trial["lost_seconds"] for trial in study["trials"]] == [pytest.approx(6.0)] * 3
+
+
+async def test_workers_that_die_spend_a_budget_of_seconds(bench: Any) -> None:
+    study_id = await begun(bench, budget="25s")
+    for life in range(3):
+        await bench.review()
+        bench.clock.advance(9.0)
+        bench.fleet.connected = [bench.session(instance_id=f"life{life}")]
+        await bench.review()
+    study = await bench.service.get(study_id)
+    assert study["seconds"]["measuring"] == pytest.approx(27.0)
+    assert study["trials_total"] == 2
+    del bench.fleet.requests[:-1]
+    assert await bench.answer_all() == 2, "no third trial is begun"
+    assert (await bench.service.get(study_id))["stop_reason"] == "budget"
+
+
+async def test_a_worker_that_is_gone_spends_nothing_from_then_on(bench: Any) -> None:
+    study_id = await begun(bench, budget="1min")
+    await bench.review()
+    bench.clock.advance(5.0)
+    bench.fleet.connected = []
+    await bench.review()
+    bench.clock.advance(ABSENCE_S + 1)
+    await bench.review()
+    study = await bench.service.get(study_id)
+    assert study["trials"][0]["attempts"] == 1
+    assert study["seconds"]["measuring"] == pytest.approx(5.0)
+    assert study["seconds"]["waiting"] == pytest.approx(ABSENCE_S + 1)
 
 
 async def test_each_worker_has_a_trial_and_one_ahead(bench: Any) -> None:
@@ -237,6 +283,30 @@ async def test_a_restarted_daemon_goes_on_with_the_stored_trials(bench: Any) -> 
     assert bench.search.stopped
 
 
+async def test_a_slow_answer_for_one_study_holds_up_no_other(bench: Any) -> None:
+    bench.fleet.connected.append(bench.session("w1"))
+    slow, other = await begun(bench), await begun(bench)
+    bench.search.held[slow] = asyncio.Event()
+    bench.service = bench.make_service()
+    await bench.service.start()
+
+    async def finished(study_id: str) -> None:
+        async with asyncio.timeout(5):
+            while (await bench.service.get(study_id))["state"] != "finished":
+                while bench.fleet.requests:
+                    agent, task = bench.fleet.requests.pop(0)
+                    await bench.service.on_trial_result(bench.session(agent), bench.outcome_of(task))
+                await asyncio.sleep(0.001)
+
+    await finished(other)
+    assert (await bench.service.get(slow))["trials_total"] == 0
+    third = await begun(bench)
+    await finished(third)
+    bench.search.held[slow].set()
+    await finished(slow)
+    await bench.service.stop()
+
+
 async def test_a_restriction_narrows_what_is_searched(bench: Any) -> None:
     study_id = await begun(bench, budget=50, restrict={"quantise": ["nvfp4", "fp8_e4m3"]})
     assert await bench.answer_all() == 4
@@ -300,6 +370,25 @@ async def test_events_of_a_long_search_stay_small_and_end_with_it(bench: Any) ->
     assert seen[-1]["trials_done"] == 40
     assert max(len(state["trials"]) for state in seen) <= 32
     assert len(seen[-1]["hypervolume_by_trial"]) == 40
+
+
+async def test_watchers_are_told_of_a_change_of_the_detail_alone(bench: Any) -> None:
+    bench.fleet.connected.append(bench.session("w1"))
+    bench.search.parts_left = 2
+    study_id = await begun(bench, budget=40)
+    await bench.review()
+    agent, task = bench.fleet.requests[0]
+    await bench.service.on_trial_result(bench.session(agent), bench.outcome_of(task))
+    states = bench.service.events(study_id)
+    before = await anext(states)
+    assert (before["detail"], before["trials_by_state"]) == ("", {"measured": 1, "running": 1})
+    waiting = asyncio.ensure_future(anext(states))
+    await asyncio.sleep(0.01)
+    bench.search.detail = "no model: boom"
+    await bench.service.search()
+    async with asyncio.timeout(5):
+        after = await waiting
+    assert (after["detail"], after["trials_by_state"]) == ("no model: boom", before["trials_by_state"])
 
 
 async def test_studies_are_compared_by_their_curves(bench: Any) -> None:

@@ -32,10 +32,10 @@ async def profiles_of(bench: Any) -> list[Profile]:
 
 
 @contextmanager
-def failing_updates(bench: Any, table: str) -> Iterator[None]:
-    """The store's database refuses to change rows of a table meanwhile."""
+def failing_updates(bench: Any, table: str, of: str = "UPDATE") -> Iterator[None]:
+    """The store's database refuses to change rows of a table meanwhile, or to add some (`INSERT`)."""
     with closing(sqlite3.connect(bench.directory / "controld.db", isolation_level=None)) as connection:
-        connection.execute(f"CREATE TRIGGER refused BEFORE UPDATE ON {table} BEGIN SELECT RAISE(ABORT, 'no'); END")
+        connection.execute(f"CREATE TRIGGER refused BEFORE {of} ON {table} BEGIN SELECT RAISE(ABORT, 'no'); END")
         yield
         connection.execute("DROP TRIGGER refused")
 
@@ -339,6 +339,16 @@ async def test_a_result_stays_kept_where_only_the_end_of_the_study_is_not(bench:
     assert bench.fleet.requests == []
 
 
+async def test_a_study_whose_trials_are_not_kept_is_not_there_after_a_restart(bench: Any) -> None:
+    with failing_updates(bench, "trials", of="INSERT"), pytest.raises(StoreError):
+        await bench.service.begin(REQUEST)
+    assert await bench.service.list() == []
+    bench.service = bench.make_service()
+    await bench.service.start()
+    await bench.service.stop()
+    assert await bench.service.list() == []
+
+
 async def test_a_lost_trial_whose_failure_is_not_kept_is_given_up_by_the_next_review(bench: Any) -> None:
     study_id = (await bench.service.begin(REQUEST))["id"]
     lives = 0
@@ -357,12 +367,21 @@ async def test_a_lost_trial_whose_failure_is_not_kept_is_given_up_by_the_next_re
     assert (await bench.service.get(study_id))["trials"][0]["state"] == "failed"
 
 
-async def test_a_study_is_cancelled_though_the_ends_of_its_trials_are_not_kept(bench: Any) -> None:
+async def test_a_study_is_cancelled_with_all_its_trials_or_goes_on(bench: Any) -> None:
     study_id = (await bench.service.begin(REQUEST))["id"]
     await bench.service.dispatch()
     with failing_updates(bench, "trials"), pytest.raises(StoreError):
         await bench.service.cancel(study_id)
-    assert (await bench.service.get(study_id))["state"] == "cancelled"
+    assert (await bench.service.get(study_id))["state"] == "running"
+    assert bench.fleet.cancelled == []
+    bench.service = bench.make_service()  # kill -9
+    await bench.service.start()
+    await bench.service.stop()
+    study = await bench.service.get(study_id)
+    assert (study["state"], study["trials_by_state"]) == ("running", {"pending": study["trials_total"]})
+    await bench.service.dispatch()
+    study = await bench.service.cancel(study_id)
+    assert (study["state"], study["trials_by_state"]) == ("cancelled", {"cancelled": study["trials_total"]})
     assert bench.fleet.cancelled == [("w0", study_id, "000")]
     bench.fleet.requests.clear()
     await bench.service.dispatch()

@@ -15,7 +15,7 @@ from typing import Any
 
 from controld.contract.configuration import Configuration
 from controld.contract.decision import RAW, Arm, ClassRule, DecisionTable, Mixture
-from controld.contract.snapshot import ClassRules, Resource
+from controld.contract.snapshot import ClassRules, Resource, TenantShare
 from controld.contract.telemetry import Telemetry
 from controld.fleet import FleetServer, Selector
 from controld.store.sqlite import SqliteStore
@@ -24,7 +24,7 @@ PRIOR_BANDWIDTH_BYTES_PER_S = 1e9
 
 
 def resources_for(choice: dict[str, dict[str, Any] | None]) -> list[Resource]:
-    """One arm for each service class; a class `x` is matched by the extra key `class=x`."""
+    """One arm for each service class; a class `x` is matched by the extra key `class=x` and is a tenant of its own."""
     arms = [Arm(RAW)]
     cells = []
     for values in choice.values():
@@ -46,8 +46,9 @@ def resources_for(choice: dict[str, dict[str, Any] | None]) -> list[Resource]:
         cells=tuple(cells),
         prior_bandwidth_bytes_per_s=PRIOR_BANDWIDTH_BYTES_PER_S,
     )
-    rules = tuple(ClassRule(name, extra_key=f"class={name}") for name in choice if name != "default")
-    return [Resource("pd/default", table), Resource("classes", ClassRules(rules))]
+    rules = tuple(ClassRule(name, extra_key=f"class={name}", tenant=name) for name in choice if name != "default")
+    tenants = tuple(TenantShare(name, 1.0) for name in choice)
+    return [Resource("pd/default", table), Resource("classes", ClassRules(rules, tenants))]
 
 
 class Heard:

@@ -25,6 +25,7 @@ from controld.contract.configuration import Configuration
 from controld.contract.decision import RAW, Arm, Drawn
 from controld.contract.effect import Effect, Half, Verdict
 from controld.contract.effect import Path as EffectPath
+from controld.contract.fair_queue import Tenancy
 from dataplanes.agent import Draw
 from dataplanes.kvcodec import KVCodec
 from dataplanes.sglang import cpu_support
@@ -163,6 +164,7 @@ class FixedAgent:
         self.wire: list[dict[str, Any]] = []
         self.backlog: list[int] = []
         self.draws: list[dict[str, Any]] = []
+        self.shares = Tenancy()
 
     def use(self, configuration: Configuration | None) -> None:
         self.arm = Arm(RAW) if configuration is None else Arm(configuration.config_id, configuration)
@@ -179,6 +181,9 @@ class FixedAgent:
 
     def classify(self, *, extra_key: str | None, priority: int | None) -> str:
         return (extra_key or "class=default").partition("=")[2]
+
+    def tenancy(self) -> Tenancy:
+        return self.shares
 
     def draw(self, **asked: Any) -> Draw:
         self.draws.append(asked)
@@ -763,6 +768,85 @@ def test_another_tensor_parallel_width_takes_sglang_s_own_path(rig: Rig) -> None
     assert effect.arm_id == LEVELS.config_id
     assert rig.prefill.agent.counts["pd.raw.unsupported_path"] == 1
     prefill.decode_kv_args_table[session].dst_attn_tp_size = 1
+
+
+TWO_TENANTS = Tenancy({"greedy": 1.0, "modest": 1.0}, {"bulk": "greedy", "chat": "modest"})
+
+
+def contended(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, classes: Sequence[str], *, pages_each: int = 10, **how: Any
+) -> list[str]:
+    """Queue one transfer of each class while the worker is held up by the first; the classes as they were finished."""
+    gate, write = threading.Event(), rig.prefill.engine.batch_transfer_sync
+
+    def held_up(*args: Any) -> int:
+        assert gate.wait(PATIENCE_S)
+        return write(*args)
+
+    monkeypatch.setattr(rig.prefill.engine, "batch_transfer_sync", held_up)
+    statuses: list[bool] = []
+    threads = []
+    for number, name in enumerate(classes):
+        pages = range(pages_each * number, pages_each * (number + 1))
+        run = threading.Thread(
+            target=lambda pages=pages, name=name: statuses.append(
+                rig.succeeded(
+                    pages, [page + 100 for page in pages], len(pages) * PAGE_TOKENS, extra_key=f"class={name}", **how
+                )
+            )
+        )
+        threads.append(run)
+        run.start()
+        wait_until(lambda: len(rig.prefill.agent.backlog) > len(threads) - 1, "the transfer is queued")
+    gate.set()
+    for run in threads:
+        run.join(PATIENCE_S)
+    assert statuses == [True] * len(classes)
+    rig.effect(len(classes))
+    sent = range(pages_each * len(classes))
+    tokens = len(sent) * PAGE_TOKENS
+    assert torch.equal(rig.got([page + 100 for page in sent], tokens), rig.sent(sent, tokens))
+    return [effect.service_class for effect in rig.prefill.agent.effects if effect.half is Half.SENDER]
+
+
+def test_a_greedy_tenant_does_not_keep_another_waiting(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.prefill.agent.shares = TWO_TENANTS
+    order = contended(rig, monkeypatch, ["bulk"] * 6 + ["chat"] * 2)
+    assert order[0] == "bulk"
+    assert order[1:5].count("chat") == 2, order
+    assert "pd.fair_order_given_up" not in rig.prefill.agent.counts
+
+
+def test_without_tenants_the_order_of_arrival_stays(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert contended(rig, monkeypatch, ["bulk"] * 4 + ["chat"] * 2) == ["bulk"] * 4 + ["chat"] * 2
+
+
+def test_chunks_of_tenants_that_compete_arrive_whole(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.prefill.agent.shares = TWO_TENANTS
+    coded(rig, LOSSLESS)
+    contended(rig, monkeypatch, ["bulk", "bulk", "chat", "bulk", "chat"], chunk_pages=3)
+    assert {effect.path for effect in rig.prefill.agent.effects} == {EffectPath.CODED}
+
+
+@pytest.mark.parametrize("configuration", [None, LOSSLESS])
+def test_large_transfers_let_others_through_and_arrive_whole(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, configuration: Configuration | None
+) -> None:
+    monkeypatch.setattr(sender_module, "PART_BYTES", 1)
+    rig.prefill.agent.shares = TWO_TENANTS
+    if configuration is not None:
+        coded(rig, configuration)
+    order = contended(rig, monkeypatch, ["bulk", "bulk", "chat"], pages_each=33)
+    assert order == ["chat", "bulk", "bulk"] or order == ["bulk", "chat", "bulk"]
+    effects = [effect for effect in rig.prefill.agent.effects if effect.half is Half.SENDER]
+    assert all(effect.chunks >= 3 and effect.wait_s > 0 for effect in effects if effect.service_class == "chat")
+    assert {effect.raw_bytes for effect in effects} == {33 * PAGE_TOKENS * TOKEN_BYTES}
+
+
+def test_a_fault_of_ours_leaves_the_order_of_arrival(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.prefill.agent.shares = Tenancy({"greedy": 1.0, "modest": 0.0}, TWO_TENANTS.tenant_of_class)
+    assert contended(rig, monkeypatch, ["bulk"] * 3 + ["chat"] * 2) == ["bulk"] * 3 + ["chat"] * 2
+    assert rig.prefill.agent.counts["pd.fair_order_given_up"] >= 1
 
 
 def test_a_plane_that_cannot_be_made_leaves_sglang_s_manager(rig: Rig) -> None:

@@ -27,7 +27,6 @@ def transfer(arm: Arm) -> Transfer:
         explored=True,
         bandwidth_bytes_per_s=5.0,
         load=0.5,
-        enqueued_s=10.0,
     )
 
 
@@ -58,10 +57,23 @@ def test_the_effect_says_how_the_bytes_went(arm: Arm, changes: dict[str, object]
     record = transfer(arm)
     for name, value in changes.items():
         setattr(record, name, value)
-    record.first_work_s, record.active_s = 10.5, 2.0
+    record.begin_work(10.5, 10.0)
+    record.end_work(12.5)
     effect = record.to_effect(finished_unix_s=99.0)
     assert (effect.path, effect.verdict) == (path, verdict)
     assert (effect.wait_s, effect.total_s, effect.explored, effect.load) == (0.5, 2.0, True, 0.5)
+
+
+def test_waiting_for_its_turn_counts_and_waiting_for_the_model_does_not() -> None:
+    record = transfer(Arm(RAW))
+    record.begin_work(11.0, enqueued_s=10.0)  # one second in the queue
+    record.end_work(12.0)
+    record.begin_work(14.0, enqueued_s=10.0)  # a part of the same chunk: two seconds for another tenant's turn
+    record.end_work(15.0)
+    record.begin_work(20.5, enqueued_s=20.0)  # the next chunk of a chunked prefill came five seconds later
+    record.end_work(21.0)
+    effect = record.to_effect(finished_unix_s=99.0)
+    assert (effect.wait_s, effect.total_s) == (3.5, 2.5)
 
 
 def test_the_first_reason_stays() -> None:

@@ -22,6 +22,7 @@ from controld.store.records import (
     ProfileKey,
     ProfileRecord,
     StudyRecord,
+    TrialChange,
     TrialRecord,
     VersionRecord,
 )
@@ -291,9 +292,10 @@ async def test_states_of_studies_and_trials_are_swapped(store: Store) -> None:
     await store.studies.add_trials(trials)
     with pytest.raises(ConflictError):
         await store.studies.add_trials([trials[0]])
-    await store.studies.transition_trial("s", "t1", expected="waiting", state="done", result='{"loss": 0}')
+    done = TrialChange(trial_id="t1", expected="waiting", state="done", result='{"loss": 0}')
+    await store.studies.transition_trial("s", done)
     with pytest.raises(ConflictError):
-        await store.studies.transition_trial("s", "t1", expected="waiting", state="failed")
+        await store.studies.transition_trial("s", TrialChange(trial_id="t1", expected="waiting", state="failed"))
     assert [(t.trial_id, t.state, t.result) for t in await store.studies.trials("s")] == [
         ("t2", "waiting", ""),
         ("t1", "done", '{"loss": 0}'),
@@ -305,12 +307,52 @@ async def test_states_of_studies_and_trials_are_swapped(store: Store) -> None:
     assert [s.study_id for s in await store.studies.list()] == ["s"]
 
 
+async def test_a_study_is_created_with_its_trials_or_not_at_all(store: Store) -> None:
+    def trial(trial_id: str, study_id: str = "s") -> TrialRecord:
+        return TrialRecord(
+            study_id=study_id, trial_id=trial_id, state="waiting", spec="{}", result="", updated_unix_s=1.0
+        )
+
+    study = StudyRecord(study_id="s", kind="grid", state="running", spec="{}", created_unix_s=1.0)
+    for wrong, error in (([trial("t1"), trial("t1")], ConflictError), ([trial("t1", "no")], NotFoundError)):
+        with pytest.raises(error):
+            await store.studies.create(study, wrong)
+        assert await store.studies.list() == ()
+        assert await store.studies.trials("s") == ()
+    await store.studies.create(study, [trial("t2"), trial("t1")])
+    assert [t.trial_id for t in await store.studies.trials("s")] == ["t2", "t1"]
+
+
+async def test_a_study_moves_on_with_its_trials_or_not_at_all(store: Store) -> None:
+    study = StudyRecord(study_id="s", kind="grid", state="running", spec="{}", created_unix_s=1.0)
+    trials = [
+        TrialRecord(study_id="s", trial_id=t, state="waiting", spec="{}", result="", updated_unix_s=1.0)
+        for t in ("t1", "t2")
+    ]
+    await store.studies.create(study, trials)
+    end = TrialChange(trial_id="t1", expected="waiting", state="stopped", result='{"why": 1}')
+    for wrong, error in (
+        (TrialChange(trial_id="t2", expected="done", state="stopped"), ConflictError),
+        (TrialChange(trial_id="t3", expected="waiting", state="stopped"), NotFoundError),
+    ):
+        with pytest.raises(error):
+            await store.studies.transition("s", expected="running", state="stopped", trials=[end, wrong])
+        assert (await store.studies.get("s")).state == "running"
+        assert await store.studies.trials("s") == tuple(trials)
+    await store.studies.transition("s", expected="running", state="stopped", trials=[end])
+    assert (await store.studies.get("s")).state == "stopped"
+    assert [(t.state, t.result) for t in await store.studies.trials("s")] == [
+        ("stopped", '{"why": 1}'),
+        ("waiting", ""),
+    ]
+
+
 async def test_what_does_not_exist_is_said_so(store: Store) -> None:
     trial = TrialRecord(study_id="no", trial_id="t", state="", spec="", result="", updated_unix_s=0.0)
     for attempt in (
         store.studies.get("no"),
         store.studies.transition("no", expected="a", state="b"),
-        store.studies.transition_trial("no", "t", expected="a", state="b"),
+        store.studies.transition_trial("no", TrialChange(trial_id="t", expected="a", state="b")),
         store.studies.add_trials([trial]),
     ):
         with pytest.raises(NotFoundError):

@@ -15,7 +15,7 @@ from controld.contract.decision import Arm, ClassRule, DecisionTable, Mixture
 from controld.contract.effect import Effect, Half, Path, Verdict
 from controld.contract.errors import FieldError
 from controld.contract.rpc import fleet_pb2 as pb
-from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource
+from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource, TenantShare
 from controld.contract.telemetry import LinkEstimate, Telemetry
 from controld.contract.trial import CoderMeasurement, SegmentLoss, TrialOutcome, TrialStatus, TrialTask
 
@@ -129,13 +129,15 @@ def class_rules_to_proto(rules: ClassRules) -> pb.ClassRules:
                 extra_key=rule.extra_key or "",
                 priority=rule.priority,
                 unlearned=not rule.learn,
+                tenant=rule.tenant,
             )
         )
-    return pb.ClassRules(rules=messages)
+    tenants = [pb.TenantShare(name=tenant.name, weight=tenant.weight) for tenant in rules.tenants]
+    return pb.ClassRules(rules=messages, tenants=tenants)
 
 
 def class_rules_from_proto(message: pb.ClassRules) -> ClassRules:
-    """Raises: FieldError: a rule names no class."""
+    """Raises: FieldError: a rule names no class, or a tenant has no name or no weight or comes twice."""
     rules = []
     for index, rule in enumerate(message.rules):
         if not rule.service_class:
@@ -146,9 +148,10 @@ def class_rules_from_proto(message: pb.ClassRules) -> ClassRules:
                 extra_key=rule.extra_key or None,
                 priority=rule.priority if rule.HasField("priority") else None,
                 learn=not rule.unlearned,
+                tenant=rule.tenant,
             )
         )
-    return ClassRules(tuple(rules))
+    return ClassRules(tuple(rules), tuple(TenantShare(tenant.name, tenant.weight) for tenant in message.tenants))
 
 
 def resource_to_proto(resource: Resource) -> pb.Resource:
@@ -276,6 +279,7 @@ def telemetry_to_proto(telemetry: Telemetry) -> pb.Telemetry:
                 offered_sd_bytes_per_s=link.offered_sd_bytes_per_s,
                 backlog_bytes=link.backlog_bytes,
                 transfers=link.transfers,
+                offered_by_class_bytes_per_s=link.offered_by_class_bytes_per_s,
             )
             for link in telemetry.links
         ],
@@ -304,8 +308,12 @@ def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
                 offered_sd_bytes_per_s=link.offered_sd_bytes_per_s,
                 backlog_bytes=link.backlog_bytes,
                 transfers=link.transfers,
+                offered_by_class_bytes_per_s={
+                    checked_text(name, f"telemetry.links[{index}].offered_by_class_bytes_per_s"): value
+                    for name, value in link.offered_by_class_bytes_per_s.items()
+                },
             )
-            for link in message.links
+            for index, link in enumerate(message.links)
         ),
         counters={
             checked_text(name, "telemetry.counters"): checked_count(value, f"telemetry.counters[{name!r}]")

@@ -205,22 +205,34 @@ class Mixture(_message.Message):
     def __init__(self, arms: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ClassRules(_message.Message):
-    __slots__ = ("rules",)
+    __slots__ = ("rules", "tenants")
     RULES_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     rules: _containers.RepeatedCompositeFieldContainer[ClassRule]
-    def __init__(self, rules: _Optional[_Iterable[_Union[ClassRule, _Mapping]]] = ...) -> None: ...
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantShare]
+    def __init__(self, rules: _Optional[_Iterable[_Union[ClassRule, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantShare, _Mapping]]] = ...) -> None: ...
+
+class TenantShare(_message.Message):
+    __slots__ = ("name", "weight")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    weight: float
+    def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class ClassRule(_message.Message):
-    __slots__ = ("service_class", "extra_key", "priority", "unlearned")
+    __slots__ = ("service_class", "extra_key", "priority", "unlearned", "tenant")
     SERVICE_CLASS_FIELD_NUMBER: _ClassVar[int]
     EXTRA_KEY_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     UNLEARNED_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     service_class: str
     extra_key: str
     priority: int
     unlearned: bool
-    def __init__(self, service_class: _Optional[str] = ..., extra_key: _Optional[str] = ..., priority: _Optional[int] = ..., unlearned: _Optional[bool] = ...) -> None: ...
+    tenant: str
+    def __init__(self, service_class: _Optional[str] = ..., extra_key: _Optional[str] = ..., priority: _Optional[int] = ..., unlearned: _Optional[bool] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class CalibratedArtefact(_message.Message):
     __slots__ = ("sha256", "model_fingerprint", "content", "part_index", "part_count")
@@ -354,7 +366,14 @@ class Telemetry(_message.Message):
     def __init__(self, attached: _Optional[bool] = ..., attach_reason: _Optional[str] = ..., applied_version: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkEstimate, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., lease_left_s: _Optional[float] = ...) -> None: ...
 
 class LinkEstimate(_message.Message):
-    __slots__ = ("link_group", "tier", "bandwidth_bytes_per_s", "bandwidth_sd_bytes_per_s", "bandwidth_age_s", "offered_bytes_per_s", "offered_sd_bytes_per_s", "backlog_bytes", "transfers")
+    __slots__ = ("link_group", "tier", "bandwidth_bytes_per_s", "bandwidth_sd_bytes_per_s", "bandwidth_age_s", "offered_bytes_per_s", "offered_sd_bytes_per_s", "backlog_bytes", "transfers", "offered_by_class_bytes_per_s")
+    class OfferedByClassBytesPerSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     LINK_GROUP_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     BANDWIDTH_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -364,6 +383,7 @@ class LinkEstimate(_message.Message):
     OFFERED_SD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     BACKLOG_BYTES_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    OFFERED_BY_CLASS_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     link_group: str
     tier: str
     bandwidth_bytes_per_s: float
@@ -373,7 +393,8 @@ class LinkEstimate(_message.Message):
     offered_sd_bytes_per_s: float
     backlog_bytes: int
     transfers: int
-    def __init__(self, link_group: _Optional[str] = ..., tier: _Optional[str] = ..., bandwidth_bytes_per_s: _Optional[float] = ..., bandwidth_sd_bytes_per_s: _Optional[float] = ..., bandwidth_age_s: _Optional[float] = ..., offered_bytes_per_s: _Optional[float] = ..., offered_sd_bytes_per_s: _Optional[float] = ..., backlog_bytes: _Optional[int] = ..., transfers: _Optional[int] = ...) -> None: ...
+    offered_by_class_bytes_per_s: _containers.ScalarMap[str, float]
+    def __init__(self, link_group: _Optional[str] = ..., tier: _Optional[str] = ..., bandwidth_bytes_per_s: _Optional[float] = ..., bandwidth_sd_bytes_per_s: _Optional[float] = ..., bandwidth_age_s: _Optional[float] = ..., offered_bytes_per_s: _Optional[float] = ..., offered_sd_bytes_per_s: _Optional[float] = ..., backlog_bytes: _Optional[int] = ..., transfers: _Optional[int] = ..., offered_by_class_bytes_per_s: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class TrialRequest(_message.Message):
     __slots__ = ("study_id", "trial_id", "workload", "lossy_json", "coders", "prompt_tokens", "segments_per_length", "first_segment", "continuation_tokens", "deadline_s")

@@ -1,10 +1,12 @@
 """The search as a process: a request holds all that was measured, so that a process that died is simply replaced.
 
-    -> {"id": 1, "space": "...", "seed": 7, "count": 2, "segments": 2, "observations": [...], "pending": [...]}
+    -> {"id": 1, "study": "...", "space": "...", "seed": 7, "count": 2, "segments": 2, "observations": [...],
+        "pending": [...]}
     <- {"id": 1, "proposals": [{"lossy": {...}, "segments": 2, "source": "model"}], "seconds": 0.4, "detail": ""}
     <- {"id": 1, "error": "observation.loss_nats: is infinite"}
 
-What a process keeps between requests (hyperparameters, the encoded space) only saves time.
+What a process keeps of a study between its requests (hyperparameters, the encoded space) only saves time. Studies share
+nothing: two of them over one space with one seed do not shift each other's models.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from controld.profiling.worker.bayesian import BayesianSearcher
 
 _KEPT_SEARCHES = 4
 
-SearchKey = tuple[str, int, int, int]
+SearchKey = tuple[str, str, int, int, int]
 
 
 def serve(requests: TextIO, answers: TextIO) -> None:
@@ -41,7 +43,7 @@ def answer(line: str, kept: dict[SearchKey, BayesianSearcher]) -> dict[str, Any]
 
     Args:
         line: the request.
-        kept: searches by space, seed, `segments` and `max_segments`; the oldest goes.
+        kept: searches by study, space, seed, `segments` and `max_segments`; the oldest goes.
     """
     started_s = time.monotonic()
     identity: Any = None
@@ -65,9 +67,10 @@ def answer(line: str, kept: dict[SearchKey, BayesianSearcher]) -> dict[str, Any]
 
 
 def _searcher(request: Mapping[str, Any], kept: dict[SearchKey, BayesianSearcher]) -> BayesianSearcher:
+    study_id = str(request["study"])
     space_json, seed, segments = str(request["space"]), int(request["seed"]), int(request["segments"])
     max_segments = int(request.get("max_segments", segments))
-    key = (space_json, seed, segments, max_segments)
+    key = (study_id, space_json, seed, segments, max_segments)
     if key not in kept:
         space = StrategySpace.from_json(space_json)
         kept[key] = BayesianSearcher(space, seed=seed, segments=segments, max_segments=max_segments)

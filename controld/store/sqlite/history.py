@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from controld.contract.clock import Clock
 from controld.store.errors import ConflictError, GoneError, NotFoundError
-from controld.store.records import AuditEvent, AuditRecord, StudyRecord, TrialRecord, VersionRecord
+from controld.store.records import AuditEvent, AuditRecord, StudyRecord, TrialChange, TrialRecord, VersionRecord
 from controld.store.sqlite.access import Access
 
 _VERSION_COLUMNS = "number, kind, deployment, policy_generation, created_unix_s, tables_zlib, explanations_zlib"
@@ -98,7 +98,7 @@ class SqliteStudies:
         self._access = access
         self._clock = clock
 
-    async def create(self, study: StudyRecord) -> None:
+    async def create(self, study: StudyRecord, trials: Sequence[TrialRecord] = ()) -> None:
         def job(connection: sqlite3.Connection) -> None:
             state = _study_state(connection, study.study_id)
             if state is not None:
@@ -107,6 +107,7 @@ class SqliteStudies:
                 "INSERT INTO studies (study_id, kind, state, spec, created_unix_s) VALUES (?, ?, ?, ?, ?)",
                 (study.study_id, study.kind, study.state, study.spec, study.created_unix_s),
             )
+            _insert_trials(connection, trials)
 
         await self._access.write(job)
 
@@ -124,50 +125,24 @@ class SqliteStudies:
         )
         return tuple(_study(row) for row in rows)
 
-    async def transition(self, study_id: str, *, expected: str, state: str) -> None:
+    async def transition(self, study_id: str, *, expected: str, state: str, trials: Sequence[TrialChange] = ()) -> None:
+        now_unix_s = self._clock.unix_s()
+
         def job(connection: sqlite3.Connection) -> None:
             actual = _study_state(connection, study_id)
             _expect(f"study {study_id}", expected, actual)
             connection.execute("UPDATE studies SET state = ? WHERE study_id = ?", (state, study_id))
+            for change in trials:
+                _change_trial(connection, study_id, change, now_unix_s)
 
         await self._access.write(job)
 
     async def add_trials(self, trials: Sequence[TrialRecord]) -> None:
-        def job(connection: sqlite3.Connection) -> None:
-            for trial in trials:
-                if _study_state(connection, trial.study_id) is None:
-                    raise NotFoundError(f"study {trial.study_id}")
-                state = _trial_state(connection, trial.study_id, trial.trial_id)
-                if state is not None:
-                    raise ConflictError(f"trial {trial.study_id}/{trial.trial_id}", expected="none", actual=state)
-                connection.execute(
-                    f"INSERT INTO trials ({_TRIAL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
-                    (
-                        trial.study_id,
-                        trial.trial_id,
-                        trial.state,
-                        trial.spec,
-                        trial.result,
-                        trial.updated_unix_s,
-                    ),
-                )
+        await self._access.write(lambda connection: _insert_trials(connection, trials))
 
-        await self._access.write(job)
-
-    async def transition_trial(
-        self, study_id: str, trial_id: str, *, expected: str, state: str, result: str = ""
-    ) -> None:
+    async def transition_trial(self, study_id: str, change: TrialChange) -> None:
         now_unix_s = self._clock.unix_s()
-
-        def job(connection: sqlite3.Connection) -> None:
-            actual = _trial_state(connection, study_id, trial_id)
-            _expect(f"trial {study_id}/{trial_id}", expected, actual)
-            connection.execute(
-                "UPDATE trials SET state = ?, result = ?, updated_unix_s = ? WHERE study_id = ? AND trial_id = ?",
-                (state, result, now_unix_s, study_id, trial_id),
-            )
-
-        await self._access.write(job)
+        await self._access.write(lambda connection: _change_trial(connection, study_id, change, now_unix_s))
 
     async def trials(self, study_id: str) -> tuple[TrialRecord, ...]:
         rows = await self._access.read(
@@ -200,6 +175,28 @@ def _trial_state(connection: sqlite3.Connection, study_id: str, trial_id: str) -
         "SELECT state FROM trials WHERE study_id = ? AND trial_id = ?", (study_id, trial_id)
     ).fetchone()
     return row[0] if row else None
+
+
+def _insert_trials(connection: sqlite3.Connection, trials: Sequence[TrialRecord]) -> None:
+    for trial in trials:
+        if _study_state(connection, trial.study_id) is None:
+            raise NotFoundError(f"study {trial.study_id}")
+        state = _trial_state(connection, trial.study_id, trial.trial_id)
+        if state is not None:
+            raise ConflictError(f"trial {trial.study_id}/{trial.trial_id}", expected="none", actual=state)
+        connection.execute(
+            f"INSERT INTO trials ({_TRIAL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
+            (trial.study_id, trial.trial_id, trial.state, trial.spec, trial.result, trial.updated_unix_s),
+        )
+
+
+def _change_trial(connection: sqlite3.Connection, study_id: str, change: TrialChange, now_unix_s: float) -> None:
+    actual = _trial_state(connection, study_id, change.trial_id)
+    _expect(f"trial {study_id}/{change.trial_id}", change.expected, actual)
+    connection.execute(
+        "UPDATE trials SET state = ?, result = ?, updated_unix_s = ? WHERE study_id = ? AND trial_id = ?",
+        (change.state, change.result, now_unix_s, study_id, change.trial_id),
+    )
 
 
 def _expect(what: str, expected: str, actual: str | None) -> None:

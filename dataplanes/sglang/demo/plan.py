@@ -109,7 +109,7 @@ EVIDENCE = ExperimentPlan(
 
 DEMO = ExperimentPlan(
     phases=PHASES,
-    prompt_tokens=(512, 1024, 128),
+    prompt_tokens=(512, 768, 128),
     min_pairs=3,
     max_pairs=3,
     half_width=1.0,
@@ -119,5 +119,5 @@ DEMO = ExperimentPlan(
     seed=7,
     max_quality_loss_nats=0.02,
     grid="quick",
-    segments_per_length=4,
+    segments_per_length=3,
 )

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from controld.contract.fair_queue import Tenancy
 from dataplanes.sglang.pd import messages
 from dataplanes.sglang.pd.edge import Guarded
 from dataplanes.sglang.pd.engine import BoundedEngine
+from dataplanes.sglang.pd.fair_order import FairOrder, OrderParts, Waiting, split_chunk
 from dataplanes.sglang.pd.memory import Pages
 from dataplanes.sglang.pd.messages import Capability, Endpoint
 from dataplanes.sglang.pd.plane import EngineAccess, PdPlane
@@ -32,24 +34,6 @@ MakePlane = Callable[[Any, Any, Any, bool], PdPlane]
 class _LogOnly:
     def count(self, name: str, n: int = 1) -> None:
         return
-
-
-class _ObservedQueue:
-    """A transfer queue that tells which chunk its worker takes; a chunk is over when the next one is asked for."""
-
-    def __init__(self, queue: Any, on_take: Callable[[Any], None]) -> None:
-        self._queue = queue
-        self._on_take = on_take
-
-    def put(self, item: Any) -> None:
-        self._queue.put(item)
-
-    def get(self) -> Any:
-        self._on_take(None)
-        item = self._queue.get()
-        if item is not None:
-            self._on_take(item)
-        return item
 
 
 def build_manager_class(base: type[Any], make_plane: MakePlane) -> type[Any]:
@@ -198,7 +182,54 @@ def build_manager_class(base: type[Any], make_plane: MakePlane) -> type[Any]:
             )
 
         def transfer_worker(self, queue: Any, executor: Any, staging_buffer: Any = None, worker_index: int = 0) -> None:
-            super().transfer_worker(_ObservedQueue(queue, self._on_take), executor, staging_buffer, worker_index)
+            agent = self.controld_plane.agent
+            order = FairOrder(
+                queue,
+                OrderParts(
+                    describe=self._describe_waiting,
+                    split=self._split_waiting,
+                    # The receiver frees SGLang's own staging (unequal tensor parallelism) in the order of its asking.
+                    tenancy=Tenancy if getattr(self, "enable_staging", False) else agent.tenancy,
+                    wire_bytes=self._wire_bytes_of_chunk,
+                    on_take=self._on_take,
+                    counting=agent,
+                ),
+            )
+            super().transfer_worker(order, executor, staging_buffer, worker_index)
+
+        def _describe_waiting(self, chunk: Any) -> Waiting:
+            sender = self.controld_plane.sender
+            if sender is None:
+                return Waiting(room=chunk.room, service_class="", raw_bytes=0)
+            return Waiting(
+                room=chunk.room,
+                service_class=sender.class_of(chunk.room),
+                raw_bytes=sender.raw_bytes(len(chunk.prefill_kv_indices)),
+            )
+
+        def _split_waiting(self, chunk: Any) -> Sequence[Any]:
+            sender = self.controld_plane.sender
+            if sender is None or getattr(self, "enable_trace", False):
+                return (chunk,)
+            first_page = chunk.index_slice.start or 0
+            first_token = self._prefix_tokens(chunk.room) + first_page * sender.page_tokens
+            parts = split_chunk(
+                chunk, first_token=first_token, page_tokens=sender.page_tokens, part_tokens=sender.part_tokens
+            )
+            enqueued_s = self._enqueued_s.get((chunk.room, first_page))
+            if enqueued_s is not None:
+                for part in parts[1:]:
+                    self._enqueued_s[chunk.room, part.index_slice.start] = enqueued_s
+            return parts
+
+        def _prefix_tokens(self, room: int) -> int:
+            """Tokens of a request that the receiver already has."""
+            prefixes = (info.decode_prefix_len for info in list(self.transfer_infos.get(room, {}).values()))
+            return next((prefix for prefix in prefixes if prefix is not None), 0)
+
+        def _wire_bytes_of_chunk(self) -> int:
+            sender = self.controld_plane.sender
+            return 0 if sender is None else sender.wire_bytes_of_chunk
 
         def _on_take(self, chunk: Any) -> None:
             sender = self.controld_plane.sender
@@ -209,13 +240,12 @@ def build_manager_class(base: type[Any], make_plane: MakePlane) -> type[Any]:
 
         def _describe(self, chunk: Any) -> QueuedChunk:
             first_page = chunk.index_slice.start or 0
-            prefixes = (info.decode_prefix_len for info in list(self.transfer_infos.get(chunk.room, {}).values()))
             return QueuedChunk(
                 room=chunk.room,
                 first_page=first_page,
                 tokens=chunk.num_kv_tokens,
                 is_last=chunk.is_last_chunk,
-                prefix_tokens=next((prefix for prefix in prefixes if prefix is not None), 0),
+                prefix_tokens=self._prefix_tokens(chunk.room),
                 enqueued_s=self._enqueued_s.pop((chunk.room, first_page), time.monotonic()),
             )
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from controld.contract.decision import Drawn
 from controld.contract.effect import Effect
+from controld.contract.fair_queue import Tenancy
 
 
 class Draw(Protocol):
@@ -23,6 +24,8 @@ class PlaneAgent(Protocol):
     """The part of `dataplanes.agent.Agent` that transfers use; none of it blocks or raises."""
 
     def classify(self, *, extra_key: str | None, priority: int | None) -> str: ...
+
+    def tenancy(self) -> Tenancy: ...
 
     def draw(
         self, *, transfer_id: str, service_class: str, raw_bytes: int, tier: str, link_group: str = "default"

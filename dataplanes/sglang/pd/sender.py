@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -29,6 +30,12 @@ from dataplanes.sglang.pd.write_overhead import WriteOverhead
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
+
+PART_BYTES: Final = 12_000_000
+"""Raw size of what one tenant sends before another one's turn may come, about."""
+
+PART_ALIGNMENT_TOKENS: Final = 256
+"""No group of a codec is coarser."""
 
 _MAX_OPEN_TRANSFERS: Final = 10_000
 _SWEEP_INTERVAL_S: Final = 10.0
@@ -92,6 +99,7 @@ class _Offer:
 
 class _Worker(threading.local):
     chunk: QueuedChunk | None = None
+    wire_bytes: int = 0
     lane: Lane | None = None
     spans: list[WireSpan] | None = None
 
@@ -125,7 +133,7 @@ class Sender:
         service_class = parts.agent.classify(
             extra_key=facts.extra_key if facts else None, priority=facts.priority if facts else None
         )
-        raw_bytes = self._page_bytes(facts.prompt_tokens if facts else pages * self._page_tokens)
+        raw_bytes = self._page_bytes(facts.prompt_tokens if facts else pages * self.page_tokens)
         forgotten = None
         with self._lock:
             self._offers[room] = _Offer(service_class, raw_bytes, parts.clock.monotonic_s())
@@ -138,12 +146,28 @@ class Sender:
     def begin_chunk(self, chunk: QueuedChunk | None) -> None:
         """The worker takes a chunk; what it did before is over."""
         before, self._worker.chunk = self._worker.chunk, chunk
+        self._worker.wire_bytes = 0
         if before is not None and before.is_last:
             self._guarded(lambda: self._finish_room(before.room))
         now_s = self._parts.clock.monotonic_s()
         if now_s - self._swept_s > _SWEEP_INTERVAL_S:
             self._swept_s = now_s
             self._guarded(lambda: self._sweep(now_s))
+
+    @property
+    def wire_bytes_of_chunk(self) -> int:
+        """What this worker's chunk put on the wire so far, to all of its receivers."""
+        return self._worker.wire_bytes
+
+    def class_of(self, room: int) -> str:
+        """The service class of a request that was offered."""
+        with self._lock:
+            offer = self._offers.get(room)
+        return DEFAULT_CLASS if offer is None else offer.service_class
+
+    def raw_bytes(self, pages: int) -> int:
+        """Raw bytes of so many pages."""
+        return self._page_bytes(pages * self.page_tokens)
 
     def send(self, session: str, source: Pages, target: Pages, *, refusal: str, send_raw: SendRaw) -> int:
         """One chunk to one receiver.
@@ -163,8 +187,7 @@ class Sender:
         if transfer.abandoned:
             return 0
         start_s = self._parts.clock.monotonic_s()
-        if transfer.first_work_s is None:
-            transfer.first_work_s = start_s
+        transfer.begin_work(start_s, self._worker.chunk.enqueued_s if self._worker.chunk else start_s)
         status = 0
         left: Sequence[tuple[Pages, Pages]] = ((source, target),)
         if transfer.is_coded:
@@ -175,7 +198,7 @@ class Sender:
                 left = [(piece.source_pages, piece.target_pages) for piece in undelivered]
         if left:
             status = self._send_raw(transfer, left, send_raw)
-        transfer.active_s += self._parts.clock.monotonic_s() - start_s
+        transfer.end_work(self._parts.clock.monotonic_s())
         transfer.tokens += self._valid_tokens(len(source))
         transfer.failed = transfer.failed or status != 0
         if transfer.failed:
@@ -243,7 +266,6 @@ class Sender:
             explored=draw.drawn.explored,
             bandwidth_bytes_per_s=draw.bandwidth_bytes_per_s,
             load=draw.load,
-            enqueued_s=chunk.enqueued_s,
         )
 
     def _send_coded(self, transfer: Transfer, source: Pages, target: Pages) -> Sequence[Piece]:
@@ -283,18 +305,18 @@ class Sender:
     def _cut(self, source: Pages, target: Pages, piece_tokens: int) -> list[Piece]:
         chunk = self._worker.chunk
         assert chunk is not None
-        first_token = chunk.prefix_tokens + chunk.first_page * self._page_tokens
+        first_token = chunk.prefix_tokens + chunk.first_page * self.page_tokens
         cuts = cut_pages(
             len(source),
             self._valid_tokens(len(source)),
             first_token=first_token,
-            page_tokens=self._page_tokens,
+            page_tokens=self.page_tokens,
             piece_tokens=piece_tokens,
         )
         facts = self._parts.requests.find(chunk.room)
         request_tokens = facts.prompt_tokens if facts else 0
         return [
-            Piece(source[start:end], target[start:end], tokens, first_token + start * self._page_tokens, request_tokens)
+            Piece(source[start:end], target[start:end], tokens, first_token + start * self.page_tokens, request_tokens)
             for start, end, tokens in cuts
         ]
 
@@ -315,7 +337,9 @@ class Sender:
                     "the engine's writes return before the bytes are there: raw sends tell nothing of the wire"
                 )
         # Bytes of refused frames went over the wire, too.
-        transfer.wire_bytes += sum(piece.frame_bytes for piece in outcome.undelivered if piece.write_start_s)
+        refused_bytes = sum(piece.frame_bytes for piece in outcome.undelivered if piece.write_start_s)
+        transfer.wire_bytes += refused_bytes
+        self._worker.wire_bytes += refused_bytes + sum(piece.frame_bytes for piece in outcome.delivered)
         transfer.encode_s += sum(piece.encode_s for piece in outcome.undelivered)
         if outcome.reason:
             transfer.nacked = transfer.nacked or outcome.nacked
@@ -333,13 +357,14 @@ class Sender:
             status = send_raw(source, target)
         finally:
             recorded, self._worker.spans = self._worker.spans, None
-        size_bytes = self._page_bytes(len(source) * self._page_tokens)
+        size_bytes = self._page_bytes(len(source) * self.page_tokens)
         # Where SGLang writes from threads of its own, the whole call is the span.
         spans = recorded or [WireSpan(start_s, self._parts.clock.monotonic_s(), size_bytes)]
         if status == 0:
             transfer.chunks += 1
             transfer.raw_bytes += size_bytes
             transfer.wire_bytes += size_bytes
+            self._worker.wire_bytes += size_bytes
             for span in spans:
                 self._observe(transfer, span, is_raw=True)
         return status
@@ -416,13 +441,20 @@ class Sender:
         return self._worker.lane
 
     @property
-    def _page_tokens(self) -> int:
+    def part_tokens(self) -> int:
+        """How much of a chunk one tenant sends before another one's turn may come."""
+        unit = math.lcm(PART_ALIGNMENT_TOKENS, self.page_tokens)
+        return unit * max(1, round(PART_BYTES / self._parts.layout.raw_bytes(unit)))
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of a page of the pool."""
         return self._parts.layout.page_tokens
 
     def _page_bytes(self, tokens: int) -> int:
         """Raw bytes of the pages that hold so many tokens: what SGLang's raw path puts on the wire."""
-        pages = -(-max(0, tokens) // self._page_tokens)
-        return self._parts.layout.raw_bytes(pages * self._page_tokens)
+        pages = -(-max(0, tokens) // self.page_tokens)
+        return self._parts.layout.raw_bytes(pages * self.page_tokens)
 
     def _piece_tokens(self, codec: KVCodec) -> int:
         unit = codec.chunk_alignment_tokens
@@ -430,7 +462,7 @@ class Sender:
 
     def _valid_tokens(self, pages: int) -> int:
         chunk = self._worker.chunk
-        in_pages = pages * self._page_tokens
+        in_pages = pages * self.page_tokens
         return in_pages if chunk is None or chunk.tokens is None else min(chunk.tokens, in_pages)
 
     def _guarded(self, work: Callable[[], _Result]) -> _Result | None:

@@ -61,7 +61,6 @@ class Transfer:
         expected_bytes: raw bytes of the whole prompt, for which the arm was drawn.
         arm: what was drawn.
         table_version, explored, bandwidth_bytes_per_s, load: of the draw.
-        enqueued_s: when SGLang handed the first chunk over; monotonic.
         abandoned: the receiver no longer wants it; nothing more is written, because its pages may have a new owner.
         failed: SGLang's own raw path failed.
     """
@@ -76,7 +75,6 @@ class Transfer:
     explored: bool
     bandwidth_bytes_per_s: float
     load: float
-    enqueued_s: float
     raw_reason: str = ""
     nacked: bool = False
     abandoned: bool = False
@@ -89,13 +87,25 @@ class Transfer:
     encode_s: float = 0.0
     decode_s: float = 0.0
     active_s: float = 0.0
-    first_work_s: float | None = None
+    waited_s: float = 0.0
+    worked_until_s: float = float("-inf")
+    _work_began_s: float = 0.0
     spans: list[WireSpan] = field(default_factory=list)
 
     @property
     def is_coded(self) -> bool:
         """Whether the next chunk goes through the drawn codec."""
         return self.arm.arm_id != RAW and not self.raw_reason
+
+    def begin_work(self, now_s: float, enqueued_s: float) -> None:
+        """Work on a chunk begins; it waited since SGLang handed it over, or since the work before it ended."""
+        self.waited_s += max(0.0, now_s - max(enqueued_s, self.worked_until_s))
+        self._work_began_s = now_s
+
+    def end_work(self, now_s: float) -> None:
+        """The chunk is done."""
+        self.active_s += now_s - self._work_began_s
+        self.worked_until_s = now_s
 
     def fall_back(self, reason: str) -> None:
         """From here on raw; the first reason stays."""
@@ -104,8 +114,8 @@ class Transfer:
     def to_effect(self, *, finished_unix_s: float) -> Effect:
         """The complete sender's effect.
 
-        `total_s` is the time in which the transfer was worked on: between two chunks of a chunked prefill it waits for
-        the model, and that is not the transfer's time.
+        `total_s` is the time in which the transfer was worked on, `wait_s` that in which what was handed over waited
+        for its turn: between two chunks of a chunked prefill it waits for the model, which is not the transfer's time.
         """
         if self.failed or self.abandoned:
             path, verdict = Path.FAILED, Verdict.ERROR
@@ -115,7 +125,6 @@ class Transfer:
             path, verdict = Path.RAW_FALLBACK, Verdict.NACK if self.nacked else Verdict.UNVERIFIED
         else:
             path, verdict = Path.CODED, Verdict.VERIFIED
-        first_work_s = self.enqueued_s if self.first_work_s is None else self.first_work_s
         return Effect(
             transfer_id=self.transfer_id,
             half=Half.SENDER,
@@ -131,7 +140,7 @@ class Transfer:
             encode_s=self.encode_s,
             wire_s=union_s(self.spans),
             decode_s=self.decode_s,
-            wait_s=max(0.0, first_work_s - self.enqueued_s),
+            wait_s=self.waited_s,
             total_s=self.active_s,
             path=path,
             verdict=verdict,

@@ -30,6 +30,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="calibrated artefacts, made by dataplanes.sglang.profiler.calibrate",
     )
+    parser.add_argument(
+        "--space",
+        type=Path,
+        metavar="FILE",
+        help="advertise this part of the space only (`space` in `controld space --json`, fewer values or more rules)",
+    )
     parser.add_argument("--address", help="the daemon's fleet address (default: CONTROLD_ADDRESS)")
     parser.add_argument(
         "--deployment", default="default", help="deployment that the measurements are for (default: default)"
@@ -108,6 +114,7 @@ def _serve_on_ray(options: argparse.Namespace, settings: WorkerSettings) -> NoRe
         page_tokens=options.page_tokens,
         frame_bytes=options.frame_bytes,
         artefacts_dir=options.artefacts.absolute() if options.artefacts else None,
+        space_file=options.space.absolute() if options.space else None,
         timing=timing,
     )
     slots = 1 if options.trials_at_once is None else options.trials_at_once
@@ -142,6 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
             page_tokens=options.page_tokens,
             frame_bytes=options.frame_bytes,
             artefacts_dir=options.artefacts,
+            space_file=options.space,
         )
         timing = TimingPlan(
             codec_threads=options.codec_threads, evaluation_threads=options.evaluation_threads or _all_threads()

@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 from controld.contract.configuration import Configuration
+from controld.contract.errors import FieldError
+from controld.contract.space import StrategySpace
 from dataplanes.kvcodec import NO_ARTEFACTS, ArtefactShelf
 from dataplanes.kvcodec.space import kv_strategy_space
 from dataplanes.sglang.model_identity import identify_model
@@ -26,6 +28,11 @@ class ModelBench:
         page_tokens: page size of the pools that the measured frames are for.
         frame_bytes: raw bytes of a frame, about; see `FrameCodec`.
         artefacts_dir: folder of calibrated artefacts; those of this model are used.
+        space_file: the part of the space that may be measured, as JSON; None for all of it.
+
+    Raises:
+        ModelFolderError: `model_dir` holds no model.
+        FieldError: `space_file` cannot be read, or holds no part of this model's space.
     """
 
     def __init__(
@@ -36,13 +43,15 @@ class ModelBench:
         page_tokens: int = 64,
         frame_bytes: int = FRAME_BYTES,
         artefacts_dir: Path | None = None,
+        space_file: Path | None = None,
     ) -> None:
         self.identity = identify_model(model_dir)
         self.layout = layout_of(self.identity, page_tokens=page_tokens)
         self._artefacts: Mapping[str, object] = NO_ARTEFACTS
         if artefacts_dir is not None:
             self._artefacts = ArtefactShelf.of_folder(artefacts_dir, self.identity.fingerprint)
-        self.space = kv_strategy_space(self.layout, self._artefacts)
+        whole = kv_strategy_space(self.layout, self._artefacts)
+        self.space = whole if space_file is None else _part_of(whole, space_file)
         self._frame_bytes = frame_bytes
         self._model_dir = model_dir
         self._texts_dir = texts_dir
@@ -71,3 +80,12 @@ class ModelBench:
             CodecError: the model's KV cannot be coded that way.
         """
         return FrameCodec(configuration, self.layout, frame_bytes=self._frame_bytes, artefacts=self._artefacts)
+
+
+def _part_of(whole: StrategySpace, file: Path) -> StrategySpace:
+    try:
+        part = StrategySpace.from_json(file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise FieldError("space", f"{file} cannot be read: {error}") from error
+    part.require_part_of(whole)
+    return part

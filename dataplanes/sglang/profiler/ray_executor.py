@@ -127,6 +127,7 @@ class BenchSettings:
     frame_bytes: int
     artefacts_dir: Path | None
     timing: TimingPlan
+    space_file: Path | None = None
 
     def bench(self) -> ModelBench:
         """Raises: ModelFolderError."""
@@ -136,6 +137,7 @@ class BenchSettings:
             page_tokens=self.page_tokens,
             frame_bytes=self.frame_bytes,
             artefacts_dir=self.artefacts_dir,
+            space_file=self.space_file,
         )
 
 
@@ -269,7 +271,7 @@ class RaySlot:
             raise RayExecutorError(f"no actor: {reason}", code="ray.start")
 
     def run(self, task: TrialTask, progress: Progress, cancelled: Cancelled) -> TrialOutcome:
-        """Measure a trial; every loss of its process is a failed trial with the reason."""
+        """Measure a trial; a loss of its process, and an exception in it, is a failed trial with the reason."""
         started_s = time.monotonic()
 
         def ended(status: TrialStatus, detail: str) -> TrialOutcome:
@@ -289,6 +291,10 @@ class RaySlot:
                 return ended(status, f"ray.start: no actor: {reason}")
         try:
             outcome = self._measure(task, progress, cancelled, deadline_s)
+        except self._cluster.ray.exceptions.RayTaskError as error:
+            # The runner makes outcomes of what trials raise; after anything else nobody knows what the actor is at.
+            self._drop()
+            return ended(TrialStatus.FAILED, f"ray.task_raised: {_cause(error)}")
         except self._cluster.ray.exceptions.RayError as error:
             self._drop()
             return ended(TrialStatus.FAILED, f"ray.worker_lost: the Ray worker died in the trial: {_one_line(error)}")
@@ -425,6 +431,12 @@ def _serve_slot(index: int, slot: RaySlot, settings: WorkerSettings, stop: threa
     _log.info("slot %d measures on %s", index, slot.place.device)
     stop.wait()
     agent.close()
+
+
+def _cause(error: Any) -> str:
+    """What a task raised, without Ray's pages around it."""
+    text = f"{type(error.cause).__name__}: {error.cause}"
+    return " ".join(text.split())[:_REASON_CHARACTERS]
 
 
 def _one_line(error: BaseException) -> str:

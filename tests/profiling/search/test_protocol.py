@@ -23,8 +23,8 @@ SPACE = StrategySpace(
 
 def request(**changes: Any) -> dict[str, Any]:
     return {
-        "id": 7, "space": SPACE.to_json(), "seed": 1, "count": 1, "segments": 2, "observations": [], "pending": [],
-        **changes,
+        "id": 7, "study": "s", "space": SPACE.to_json(), "seed": 1, "count": 1, "segments": 2, "observations": [],
+        "pending": [], **changes,
     }  # fmt: skip
 
 
@@ -59,6 +59,14 @@ def test_studies_that_differ_in_fidelity_share_no_search() -> None:
     assert len(kept) == 2
 
 
+def test_studies_over_one_space_with_one_seed_share_no_search() -> None:
+    kept: dict[SearchKey, BayesianSearcher] = {}
+    for study in ("one", "other", "one"):
+        assert "error" not in answer(json.dumps(request(study=study)), kept)
+    one, other = kept.values()
+    assert one is not other
+
+
 def test_an_infeasible_part_has_no_loss() -> None:
     assert "error" not in ask(observations=[observation(4, loss_nats=None)])
 
@@ -69,6 +77,7 @@ def test_an_infeasible_part_has_no_loss() -> None:
         ("{", "no request"),
         ("[]", "no request"),
         (json.dumps({**request(), "space": "{}"}), "space_json"),
+        (json.dumps({name: value for name, value in request().items() if name != "study"}), "study"),
         (json.dumps(request(observations=[observation(5)])), "levels"),
         (json.dumps(request(observations=[observation(4, loss_nats="x")])), "loss_nats"),
         (json.dumps(request(observations=[observation(4, segments=-1)])), "segments"),

@@ -1,0 +1,1 @@
+"""Who chooses the arms: one small protocol (`base`), and everybody who is compared."""
