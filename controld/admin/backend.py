@@ -52,6 +52,19 @@ class CandidateImport:
     workload: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyEdit:
+    """Policies that are not in force.
+
+    Args:
+        files: name to show and content of each.
+        whole: whether they are all there would be; else each replaces the one of its name or of its planes.
+    """
+
+    files: tuple[tuple[str, bytes], ...]
+    whole: bool = True
+
+
 class AdminBackend(Protocol):
     """Reads are snapshots; writes name what they did.
 
@@ -91,6 +104,10 @@ class AdminBackend(Protocol):
         ...
 
     async def policies(self) -> Json: ...
+
+    async def compare_policies(self, edit: PolicyEdit) -> Json:
+        """What the edit would change; nothing is applied."""
+        ...
 
     async def reload(self) -> tuple[bool, Json]:
         """Reload now; whether the files were accepted, and the outcome."""

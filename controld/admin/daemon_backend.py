@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from controld import __version__
-from controld.admin.backend import CandidateImport, DecisionFilter, HypotheticalContext, Json
+from controld.admin.backend import CandidateImport, DecisionFilter, HypotheticalContext, Json, PolicyEdit
 from controld.admin.candidate_exchange import CandidateExchange
 from controld.admin.problem import NotFoundError, UnavailableError
 from controld.admin.spaces import describe_spaces
@@ -27,6 +27,9 @@ from controld.fleet.published import Selector
 from controld.fleet.server import FleetServer
 from controld.fleet.session import AgentSession
 from controld.planning.planner import Planner
+from controld.planning.policy_diff import edited_set, policy_changes
+from controld.planning.policy_diff_text import changes_text
+from controld.policy.loader import SourceFile, parse_policies
 from controld.policy.source import PolicySource, ReloadOutcome
 from controld.profiling.errors import StudyNotFoundError
 from controld.store.errors import GoneError
@@ -129,6 +132,9 @@ class DaemonBackend:
                 }
                 for count in counts
             ],
+            "sizes": {
+                name: asdict(estimate) for name, estimate in self._planner.sizes.estimates(self._clock.unix_s()).items()
+            },
             "tenants": [
                 {
                     "kind": report.selector.kind,
@@ -316,6 +322,19 @@ class DaemonBackend:
             "content_hash": current.content_hash,
             "policies": [asdict(policy) for policy in current.policies],
             "problems": [problem.to_json() for problem in self._policies.problems],
+        }
+
+    async def compare_policies(self, edit: PolicyEdit) -> Json:
+        """Parse, decide, compare, and forget."""
+        sources = [SourceFile(file, content) for file, content in edit.files]
+        given = await asyncio.to_thread(parse_policies, sources)
+        in_force = self._policies.current
+        edited = edited_set(in_force, given, whole=edit.whole)
+        changes = await policy_changes(self._planner, self._store, in_force, edited)
+        return {
+            "generation": in_force.generation,
+            "text": changes_text(changes, in_force.generation),
+            "policies": [change.to_document() for change in changes],
         }
 
     async def reload(self) -> tuple[bool, Json]:

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from controld.contract.errors import ControldError, FieldError
 from controld.obs.metrics import Metrics
+from controld.policy.problem import SettingsErrors
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +59,9 @@ def problem_middleware(metrics: Metrics) -> Any:
         try:
             return await handler(request)
         except ControldError as error:
-            return problem_response(_status_of(error), code=error.code, title=error.message, hint=error.hint)
+            problems = [one.to_json() for one in error.problems] if isinstance(error, SettingsErrors) else []
+            members = {"problems": problems} if problems else {}
+            return problem_response(_status_of(error), code=error.code, title=error.message, hint=error.hint, **members)
         except web.HTTPException as error:
             if error.status < 400:
                 raise

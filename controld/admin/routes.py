@@ -10,7 +10,14 @@ from typing import Any
 
 from aiohttp import web
 
-from controld.admin.backend import AdminBackend, CandidateImport, DecisionFilter, HypotheticalContext, ImportFormat
+from controld.admin.backend import (
+    AdminBackend,
+    CandidateImport,
+    DecisionFilter,
+    HypotheticalContext,
+    ImportFormat,
+    PolicyEdit,
+)
 from controld.admin.event_stream import stream_events
 from controld.contract.decision import DEFAULT_CLASS
 from controld.contract.errors import FieldError
@@ -127,6 +134,34 @@ def _import(request: web.Request) -> CandidateImport:
     return wanted
 
 
+async def _policy_edit(request: web.Request) -> PolicyEdit:
+    try:
+        body = json.loads(await _long_text(request))
+    except ValueError as error:
+        raise FieldError("body", f"not JSON: {error}") from error
+    if not isinstance(body, dict) or body.keys() - {"files", "whole"}:
+        raise FieldError("body", "must be {files: [{file, content}], whole: true or false}")
+    files, whole = body.get("files"), body.get("whole", True)
+    if not isinstance(files, list) or not 1 <= len(files) <= MAX_LISTED:
+        raise FieldError("files", f"must be a list of 1 to {MAX_LISTED} files")
+    if not isinstance(whole, bool):
+        raise FieldError("whole", "must be true or false")
+    named: dict[str, bytes] = {}
+    for index, item in enumerate(files):
+        if not isinstance(item, dict) or item.keys() != {"file", "content"}:
+            raise FieldError(f"files[{index}]", "must be {file, content}")
+        if not all(isinstance(value, str) for value in item.values()):
+            raise FieldError(f"files[{index}]", "file and content must be texts")
+        if item["file"] in named:
+            raise FieldError(f"files[{index}].file", f"{item['file']} comes twice")
+        # Bytes that are no text come as lone surrogates, so that the parser says where they stand.
+        try:
+            named[item["file"]] = item["content"].encode(errors="surrogateescape")
+        except UnicodeEncodeError as error:
+            raise FieldError(f"files[{index}].content", f"not Unicode: {error}") from error
+    return PolicyEdit(files=tuple(named.items()), whole=whole)
+
+
 def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
     """All operations but the OpenAPI document itself."""
 
@@ -183,6 +218,9 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
 
     async def policies(_: web.Request) -> web.Response:
         return _json(await backend.policies())
+
+    async def compare_policies(request: web.Request) -> web.Response:
+        return _json(await backend.compare_policies(await _policy_edit(request)))
 
     async def reload(_: web.Request) -> web.Response:
         accepted, outcome = await backend.reload()
@@ -269,6 +307,11 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
             query=(parameter(name="deployment", description="of which planes; everywhere unless given"),),
         ),
         get("/v1/policies", policies, "The policy set in force, and the last refused one with its problems"),
+        Route(
+            method="POST", path="/v1/policies/diff", handler=compare_policies, statuses=(200, 400, 422),
+            body="files: [{file, content}]; whole: whether they are all policies there would be (true unless given)",
+            summary="What an edit would change in settings and decisions; nothing is applied; 422 names the problems",
+        ),
         Route(
             method="POST", path="/v1/reload", handler=reload, statuses=(200, 422),
             summary="Read the policies again; 422 names the problems and the last good set stays in force",

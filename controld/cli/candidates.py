@@ -22,6 +22,7 @@ examples:
   controld candidates --max-loss 0.02               only what a class with that limit could use
   controld candidates --plot plots/                 plots/front.html (turn it, point at it) and plots/front.png
   controld candidates --json | jq '.[] | select(.pareto) | .config_id'
+  controld candidates --envelope --bytes 20MB --max-loss 0.02    which is the fastest at which bandwidth
   controld candidates --export candidates.json      every profile, to keep or to carry elsewhere
   controld candidates --import candidates.json      all or nothing; of the same measurement the newer one stays
   controld candidates --import-kvserve 5090.json --workload qa    a profile library of KVServe, for a connected model
@@ -43,9 +44,13 @@ def configure(parser: ArgumentParser) -> None:
     action.add_argument(
         "--plot", type=Path, metavar="PATH", help="write plots: a folder for front.html and front.png, or one file"
     )
+    action.add_argument(
+        "--envelope", action="store_true", help="which candidate is the fastest at which bandwidth, for --bytes"
+    )
     action.add_argument("--export", type=Path, metavar="FILE", help="write every profile as one JSON document")
     action.add_argument("--import", type=Path, metavar="FILE", dest="import_file", help="read what --export wrote")
     action.add_argument("--import-kvserve", type=Path, metavar="FILE", help="read a profile library of KVServe")
+    parser.add_argument("--bytes", metavar="SIZE", help="--envelope: raw bytes of the transfer (default: the median)")
     parser.add_argument(
         "--model", metavar="FINGERPRINT", help="--import-kvserve: the model it is for, found by its name unless given"
     )
@@ -54,6 +59,8 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     if arguments.model is not None and arguments.import_kvserve is None:
         raise ControldError("--model goes with --import-kvserve", code="cli.usage")
+    if arguments.bytes is not None and not arguments.envelope:
+        raise ControldError("--bytes goes with --envelope", code="cli.usage")
     filters = arguments.pareto or arguments.max_loss is not None
     if arguments.import_kvserve is not None and filters:
         raise ControldError(
@@ -79,6 +86,11 @@ def _list(client: AdminClient, arguments: Namespace) -> int:
         )
     stored = client.get("/v1/candidates", workload=arguments.workload)["candidates"]
     rows = sorted((row for row in stored if _wanted(row, arguments)), key=_order)
+    if arguments.envelope and rows:
+        from controld.cli.candidate_envelope import show_envelopes
+
+        show_envelopes(rows, arguments)
+        return 0
     written: list[Path] = []
     if arguments.plot is not None:
         from controld.cli.candidate_plot import write_plots

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 BUILT_IN = {
     "serve": "run the daemon",
     "check": "check policies, or the daemon's settings, before they are live",
+    "diff": "say what a policy edit would change in decisions, before it is applied",
     "status": "show agents, links, policies and what transfers did",
     "explain": "say why a transfer was sent as it was, or what would be decided",
     "candidates": "show profiles, their quality, bytes and time, and the Pareto front",

@@ -72,7 +72,11 @@ def _show(status: dict[str, Any]) -> None:
         ratio = f"{row['raw_bytes'] / row['wire_bytes']:.2f}" if row["wire_bytes"] else "-"
         sizes = (format_size(row["raw_bytes"]), format_size(row["wire_bytes"]), ratio)
         transfers.add_row(row["service_class"], row["arm_id"], row["path"], str(row["transfers"]), *sizes)
-    for table_or_none in (agents, links, transfers, _tenants(status), _guard_table(status["guard"])):
+    lately = Table("class", "median", "P90", "P99", "transfers", title="Sizes of transfers, lately (raw KV)")
+    for name, size in status["sizes"].items():
+        shown = (format_size(size[key]) for key in ("median_bytes", "p90_bytes", "p99_bytes"))
+        lately.add_row(name, *shown, f"{size['weight']:.0f}")
+    for table_or_none in (agents, links, transfers, lately, _tenants(status), _guard_table(status["guard"])):
         if table_or_none.row_count:
             out.print(table_or_none)
     for plane in status["tenants"]:

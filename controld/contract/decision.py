@@ -19,6 +19,8 @@ from controld.contract.errors import FieldError
 RAW = "raw"
 RECOMPUTE = "recompute"
 DEFAULT_CLASS = "default"
+PREFIX_STORE = "prefix_store"
+"""The one tier in which what is loaded could be computed again."""
 
 _WEIGHT_TOLERANCE = 1e-6
 

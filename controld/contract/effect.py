@@ -23,12 +23,13 @@ class Half(StrEnum):
 
 
 class Path(StrEnum):
-    """How the bytes went."""
+    """How the bytes went; recomputed: they did not, and `encode_s` is the prefill that stood in for them."""
 
     CODED = "coded"
     RAW = "raw"
     RAW_FALLBACK = "raw_fallback"
     FAILED = "failed"
+    RECOMPUTED = "recomputed"
 
 
 class Verdict(StrEnum):

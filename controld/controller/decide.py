@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 from controld.contract.decision import Mixture
 from controld.contract.errors import FieldError
 from controld.controller.evaluate import EXPLORE_UNITS, Evaluation, evaluate_classes
-from controld.controller.goals import ClassInput, TableRequest
+from controld.controller.goals import Candidate, ClassInput, TableRequest
 from controld.controller.grid import Grid
-from controld.controller.knobs.kv_transfer import KvTransfer
-from controld.controller.plan import Indices, Plan, TablePlan
+from controld.controller.knobs.base import Knob
+from controld.controller.knobs.tiers import knob_for_tier
+from controld.controller.plan import CELL_DTYPE, Indices, Plan, TablePlan
 from controld.controller.posterior import StageCorrection
 
 _STEADY_LOG = 0.01
@@ -24,7 +26,7 @@ _STEADY_SPREAD = 1.25
 def decide(
     requests: Sequence[TableRequest],
     *,
-    knob: KvTransfer | None = None,
+    knob: Knob | None = None,
     grid: Grid | None = None,
     previous: Plan | None = None,
     policy_generation: int = 0,
@@ -33,23 +35,24 @@ def decide(
     """Decide every cell of every table.
 
     Args:
+        knob: for every table; None takes each tier's own.
         previous: the plan in force; its choices are what is "in use".
 
     Raises:
         FieldError: two requests for one table, or a request that contradicts itself.
     """
-    knob, grid = knob or KvTransfer(), grid or Grid()
+    grid = grid or Grid()
     keys = [(request.tier, request.link_group) for request in requests]
     if len(set(keys)) != len(keys):
         raise FieldError("table_requests", "a tier and link group come twice")
     tables = tuple(
-        _decide_table(request, knob, grid, previous.table(*key) if previous else None)
+        _decide_table(request, knob or knob_for_tier(request.tier), grid, previous.table(*key) if previous else None)
         for request, key in zip(requests, keys, strict=True)
     )
     return Plan(tables=tables, policy_generation=policy_generation, decided_unix_s=now_unix_s)
 
 
-def _decide_table(request: TableRequest, knob: KvTransfer, grid: Grid, previous: TablePlan | None) -> TablePlan:
+def _decide_table(request: TableRequest, knob: Knob, grid: Grid, previous: TablePlan | None) -> TablePlan:
     inputs = _steady(request.class_inputs(), previous)
     if not inputs:
         raise FieldError("table_request.goals", "is empty")
@@ -78,8 +81,8 @@ def _decide_table(request: TableRequest, knob: KvTransfer, grid: Grid, previous:
         classes=inputs,
         arms=tuple(arms),
         mixtures=mixtures,
-        cells=mixture_of_cell,
-        in_use=in_use,
+        cells=mixture_of_cell.astype(CELL_DTYPE),
+        in_use=in_use.astype(CELL_DTYPE),
         prior_bandwidth_bytes_per_s=request.prior_bandwidth_bytes_per_s,
         guard_sample=request.guard_sample,
     )
@@ -104,7 +107,7 @@ def _steady(inputs: tuple[ClassInput, ...], previous: TablePlan | None) -> tuple
                 replace(
                     candidate,
                     corrections=tuple(
-                        replace(old, observations=new.observations) if _close(old, new) else new
+                        _kept(old, new)
                         for old, new in zip(
                             used.get((item.goal.name, candidate.arm_id), candidate.corrections),
                             candidate.corrections,
@@ -120,16 +123,13 @@ def _steady(inputs: tuple[ClassInput, ...], previous: TablePlan | None) -> tuple
 
 
 def _same_question(
-    previous: TablePlan, request: TableRequest, inputs: tuple[ClassInput, ...], knob: KvTransfer, grid: Grid
+    previous: TablePlan, request: TableRequest, inputs: tuple[ClassInput, ...], knob: Knob, grid: Grid
 ) -> bool:
     """Whether nothing that decides has changed since the previous plan."""
 
     def deciding(items: tuple[ClassInput, ...]) -> list[object]:
         return [
-            (
-                item.goal,
-                [replace(c, corrections=tuple(_without_count(s) for s in c.corrections)) for c in item.candidates],
-            )
+            (item.goal, [(_ALL_BUT_CORRECTIONS(c), [_NUMBERS(s) for s in c.corrections]) for c in item.candidates])
             for item in items
         ]
 
@@ -140,8 +140,16 @@ def _same_question(
     )
 
 
-def _without_count(correction: StageCorrection) -> StageCorrection:
-    return replace(correction, observations=0.0)
+_ALL_BUT_CORRECTIONS = attrgetter(*(field.name for field in fields(Candidate) if field.name != "corrections"))
+_NUMBERS = attrgetter("mean_log", "variance", "noise_variance")
+"""What of a correction decides: not how many observations are behind it, which only explanations show."""
+
+
+def _kept(old: StageCorrection, new: StageCorrection) -> StageCorrection:
+    """The old correction with the new count of observations, where the two are close."""
+    if not _close(old, new):
+        return new
+    return old if old.observations == new.observations else replace(old, observations=new.observations)
 
 
 def _close(old: StageCorrection, new: StageCorrection) -> bool:

@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controld.candidates.statistics import Z_95, normal_cdf
+from controld.controller.energy import transfer_joules
 from controld.controller.fairness import Rival, fair_arms, largest_slowdown, relative_weights, rival_of
 from controld.controller.goals import ClassInput, Objective
 from controld.controller.grid import Points
 from controld.controller.knobs.base import STAGES, Array, Knob, Prediction, Stage
+from controld.controller.overload import SUPPLY, quality_caps, within_caps
 
 NEAR = 1.03
 """Arms within this factor of the best are as good; quality decides, then what is in use."""
@@ -34,8 +36,6 @@ _SWEEPS = 5
 _MOST_RIVALS = 16
 _UNSTABLE_S = 1e15
 _LOSS_SLACK_NATS = 1e-4
-_CODEC_WATTS = 30.0
-_WIRE_JOULES_PER_BYTE = 1e-8
 _RAW_ROW = 0
 
 Mask = NDArray[np.bool_]
@@ -51,10 +51,12 @@ class Evaluation:
         tail_s: total seconds at the SLO's percentile.
         lower_s: total seconds at the lower ends of all corrections, ranked like `rank_s`.
         cost: what the objective minimises.
+        joules: estimated energy of a transfer, shape [arms, S, 1, 1].
         available: not pinned off; shape [arms].
         quality_ok: upper bound of the loss within the limit; shape [arms].
         never_worse: not slower than raw at the middle and at the corners of the cell.
         meets_slo: `tail_s` and what lies outside the transfer within the SLO; all true without one.
+        within_cap: leaves the other classes their room; all true where everything fits.
         fair: false for an arm that passes the gates, but would slow some tenant down more than need be.
         largest_slowdown: weighted, of any class, with this class on the arm; one where nobody asks.
         near: in the last choice, within 3 % of the best.
@@ -67,11 +69,13 @@ class Evaluation:
     tail_s: Array
     lower_s: Array
     cost: Array
+    joules: Array
     available: Mask
     quality_ok: Mask
     stable: Mask
     never_worse: Mask
     meets_slo: Mask
+    within_cap: Mask
     fair: Mask
     largest_slowdown: Array
     near: Mask
@@ -85,7 +89,8 @@ def evaluate_classes(
     """Decide all classes of one table.
 
     Where the classes' shares of the load are known, each class sees the work of the others at their current arms; at
-    most five sweeps settle that. Where they are not, each class takes all load for its own.
+    most five sweeps settle that. Where more is offered than fits then, classes are capped (see `overload`) and as many
+    sweeps settle it again. Where shares are not known, each class takes all load for its own.
 
     Where classes of several tenants share the load, each class chooses among the arms that pass its gates (its own
     quality limit, never worse than raw, its SLO) from those with which the largest weighted slowdown of any class is
@@ -107,14 +112,18 @@ def evaluate_classes(
     evaluations: list[Evaluation] = []
     nothing: Array = np.zeros((len(knob.work_stages), 1, 1, 1, 1))
     work = [nothing] * len(inputs)
-    for _ in range(_SWEEPS):
+    caps: list[Mask] | None = None
+    for sweep in range(2 * _SWEEPS):
         before = [evaluation.winner for evaluation in evaluations]
         evaluations = []
         for index, (item, used) in enumerate(zip(inputs, incumbents, strict=True)):
             others = sum((w for other, w in enumerate(work) if other != index), start=nothing)
+            cap = caps[index] if caps else None
             against = [rival for other, rival in enumerate(rivals) if rival is not None and other != index]
             tenants = _Tenants(weights[index], against) if weights else None
-            evaluation = evaluate(item, knob, points, used, share=known[index], other_work=others, tenants=tenants)
+            evaluation = evaluate(
+                item, knob, points, used, share=known[index], other_work=others, cap=cap, tenants=tenants
+            )
             evaluations.append(evaluation)
             work[index] = _work_of(evaluation, known[index])
             if weights and index in loudest:
@@ -123,8 +132,13 @@ def evaluate_classes(
                 rivals[index] = rival_of(
                     evaluation.prediction, usable, evaluation.winner, weights[index], wants_speed=wants_speed
                 )
-        if before and all(np.array_equal(a, e.winner) for a, e in zip(before, evaluations, strict=True)):
-            break
+        settled = before and all(np.array_equal(a, e.winner) for a, e in zip(before, evaluations, strict=True))
+        if settled or sweep == _SWEEPS - 1:
+            if caps is not None:
+                break
+            caps = _overload_caps(inputs, evaluations, known, sum(work, start=nothing))
+            if caps is None:
+                break
     return [
         _with_exploration(
             item,
@@ -136,6 +150,25 @@ def evaluate_classes(
         )
         for index, item in enumerate(inputs)
     ]
+
+
+def _overload_caps(
+    inputs: Sequence[ClassInput], evaluations: Sequence[Evaluation], shares: Sequence[float], work: Array
+) -> list[Mask] | None:
+    """For each class the arms within its cap, all of them where everything fits; None where it fits everywhere."""
+    overloaded = work.max(axis=0) >= SUPPLY
+    if not overloaded.any():
+        return None
+    shape = evaluations[0].rank_s.shape[1:]
+    demands, losses, usable = [], [], []
+    for item, evaluation, share in zip(inputs, evaluations, shares, strict=True):
+        p = evaluation.prediction
+        demands.append(np.broadcast_to(share * p.transfers_per_s[None] * p.server_s, (*p.server_s.shape[:2], *shape)))
+        losses.append(np.array([candidate.loss_mean_nats for candidate in item.candidates]))
+        mask = (evaluation.available & evaluation.quality_ok)[:, None, None, None]
+        usable.append(np.broadcast_to(mask, evaluation.rank_s.shape))
+    caps = quality_caps(demands, losses, usable)
+    return [within_caps(demand, rows) | ~overloaded for demand, rows in zip(demands, caps, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +203,14 @@ def evaluate(
     *,
     share: float = 1.0,
     other_work: Array | None = None,
+    cap: Mask | None = None,
     tenants: _Tenants | None = None,
 ) -> Evaluation:
-    """Decide one class, without exploration yet. See `Evaluation` for shapes."""
+    """Decide one class, without exploration yet. See `Evaluation` for shapes.
+
+    Args:
+        cap: arms that leave the other classes their room under overload, shape [arms, S, B, L]; None for all.
+    """
     goal, models, corrections = item.goal, item.models, item.corrections
     factors = corrections.factors()
     prediction = knob.predict(models, factors, points.middle, share=share, other_work=other_work)
@@ -195,13 +233,15 @@ def evaluate(
         outside = goal.outside.a_s + goal.outside.b_s_per_byte * points.size
         meets = tail + outside[None, :, None, None] <= goal.slo_s
 
-    cost = _cost(goal.objective, prediction, rank, losses, models.wire_share, factors)
+    wire_shares = models.wire_share * factors[:, STAGES.index(Stage.BYTES)]
+    joules = transfer_joules(prediction, wire_shares, points.size).total_j
+    cost = _cost(goal.objective, rank, losses, wire_shares, joules)
     allowed = np.broadcast_to((available & quality_ok)[:, None, None, None], shape).copy()
     pinned = goal.only_arm is not None
     if goal.objective is Objective.LATENCY and not pinned:
         allowed &= never_worse
     stable = prediction.rho < 1.0
-    for gate in (stable, meets):
+    for gate in (*(() if cap is None else (cap,)), stable, meets):
         passing = allowed & gate
         allowed = np.where(passing.any(axis=0), passing, allowed)
     fair, largest = np.ones(shape, dtype=np.bool_), np.ones(shape)
@@ -211,9 +251,13 @@ def evaluate(
         largest = largest_slowdown(prediction, usable, tenants.weight, tenants.rivals, wants_speed=wants_speed)
         fair = fair_arms(largest, allowed, incumbent, NEAR) | ~allowed
         allowed &= fair
+    # A change of arm must earn its own cost: whoever is not in use is that much slower in the choice.
+    switching = knob.switch_cost_s * _would_switch(shape, incumbent)
+    if goal.objective is Objective.LATENCY:
+        cost = cost + switching
     # Nobody meets the SLO: the least violation, whatever the objective.
-    cost = np.where((allowed & meets & stable).any(axis=0), cost, tail)
-    winner, near = _choose(cost, allowed, losses, rank, incumbent)
+    cost = np.where((allowed & meets & stable).any(axis=0), cost, tail + switching)
+    winner, near = _choose(cost, allowed, losses, rank + switching, incumbent)
     if pinned:
         wanted = np.flatnonzero((available & quality_ok)[1:]) + 1
         winner = np.full_like(winner, wanted[0] if len(wanted) else _RAW_ROW)
@@ -222,11 +266,13 @@ def evaluate(
         rank_s=rank,
         tail_s=tail,
         cost=cost,
+        joules=joules,
         available=available,
         quality_ok=quality_ok,
         stable=stable,
         never_worse=never_worse,
         meets_slo=meets,
+        within_cap=np.ones(shape, dtype=np.bool_) if cap is None else cap,
         fair=fair,
         largest_slowdown=largest,
         near=near,
@@ -234,6 +280,12 @@ def evaluate(
         lower_s=rank,
         explore_units=np.zeros(shape, dtype=np.uint8),
     )
+
+
+def _would_switch(shape: tuple[int, ...], incumbent: NDArray[np.intp]) -> Mask:
+    """Arms that would take the place of another one in use, shape [arms, S, B, L]."""
+    rows = np.arange(shape[0])[:, None, None, None]
+    return np.asarray((incumbent >= 0)[None] & (rows != incumbent[None]))
 
 
 def usable_arms(item: ClassInput) -> Mask:
@@ -281,21 +333,12 @@ def _with_exploration(
     return replace(evaluation, lower_s=lower, explore_units=units)
 
 
-def _cost(
-    objective: Objective, prediction: Prediction, rank: Array, losses: Array, wire_share: Array, factors: Array
-) -> Array:
+def _cost(objective: Objective, rank: Array, losses: Array, wire_shares: Array, joules: Array) -> Array:
     if objective is Objective.QUALITY:
         return np.broadcast_to(losses + _LOSS_SLACK_NATS, rank.shape)
-    wire_share = (wire_share * factors[:, STAGES.index(Stage.BYTES)])[:, None, None, None]
     if objective is Objective.BYTES:
-        return np.broadcast_to(wire_share, rank.shape)
-    if objective is Objective.ENERGY:
-        # Relative only: estimated coefficients of a busy core and of network equipment, not measured here.
-        joules = _CODEC_WATTS * (prediction.encode_s + prediction.decode_s) + (
-            _WIRE_JOULES_PER_BYTE * wire_share * np.ones_like(prediction.wire_s)
-        )
-        return np.broadcast_to(joules, rank.shape)
-    return rank
+        return np.broadcast_to(wire_shares[:, None, None, None], rank.shape)
+    return np.broadcast_to(joules, rank.shape) if objective is Objective.ENERGY else rank
 
 
 def _choose(

@@ -13,7 +13,8 @@ from controld.contract.decision import DEFAULT_CLASS
 from controld.contract.effect import Effect
 from controld.contract.errors import ControldError
 from controld.controller.evaluate import NEAR, Evaluation, evaluate_classes
-from controld.controller.goals import ClassInput, Objective
+from controld.controller.finite import finite
+from controld.controller.goals import Candidate, ClassInput, Objective
 from controld.controller.knobs.base import STAGES, Context, Stage
 from controld.controller.plan import TablePlan
 
@@ -25,6 +26,7 @@ class ArmVerdict(StrEnum):
     QUALITY = "loss_above_limit"
     PINNED = "pinned_off"
     NOT_ASKED_FOR = "not_asked_for"
+    OVER_CAP = "over_cap"
     UNSTABLE = "unstable"
     SLOWER_THAN_RAW = "slower_than_raw"
     MISSES_SLO = "misses_slo"
@@ -48,7 +50,11 @@ class LearnedFactor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmExplanation:
-    """One arm in one cell. Seconds at the middle of the cell; `wait_s`, `total_s` are infinite for an unstable arm."""
+    """One arm in one cell.
+
+    Seconds at the middle of the cell; `wait_s`, `total_s` are infinite for an unstable arm. `energy_j` is estimated,
+    from the coefficients of `energy`.
+    """
 
     arm_id: str
     label: str
@@ -61,6 +67,7 @@ class ArmExplanation:
     wait_s: float
     total_s: float
     lower_total_s: float
+    energy_j: float
     rho: float
     weight: float
     verdict: ArmVerdict
@@ -103,7 +110,7 @@ class CellExplanation:
 
     def to_document(self) -> dict[str, Any]:
         """JSON-ready: infinities are null."""
-        document: dict[str, Any] = _finite(asdict(self))
+        document: dict[str, Any] = finite(asdict(self))
         return document
 
 
@@ -135,7 +142,7 @@ class TransferExplanation:
 
     def to_document(self) -> dict[str, Any]:
         """JSON-ready: infinities are null."""
-        document: dict[str, Any] = _finite(
+        document: dict[str, Any] = finite(
             {
                 "transfer_id": self.effect.transfer_id,
                 "table_version": self.table_version,
@@ -289,13 +296,14 @@ def _explain_arm(
         label=candidate.label,
         loss_mean_nats=candidate.loss_mean_nats,
         loss_upper_nats=candidate.loss_upper_nats,
-        ratio=1.0 / (candidate.wire_share * candidate.corrections[STAGES.index(Stage.BYTES)].factor),
+        ratio=_ratio(candidate),
         encode_s=at(prediction.encode_s),
         wire_s=at(prediction.wire_s),
         decode_s=at(prediction.decode_s),
         wait_s=at(prediction.wait_s),
         total_s=at(prediction.total_s),
         lower_total_s=at(evaluation.lower_s),
+        energy_j=at(evaluation.joules),
         rho=at(prediction.rho),
         weight=weight,
         verdict=verdict,
@@ -327,6 +335,11 @@ def _verdict(
         return ArmVerdict.PINNED, f"out: pinned off, {candidate.out_reason}"
     if not evaluation.available[row] or goal.only_arm is not None:
         return ArmVerdict.NOT_ASKED_FOR, f"out: this class uses {goal.only_arm} only"
+    if not evaluation.within_cap[row][cell] and evaluation.within_cap[winner_row][cell]:
+        return (
+            ArmVerdict.OVER_CAP,
+            f"overload: leaves the other classes too little room, {_busiest(table, evaluation, row)}",
+        )
     if not evaluation.stable[row][cell] and evaluation.stable[winner_row][cell]:
         return ArmVerdict.UNSTABLE, f"unstable: {_busiest(table, evaluation, row)}"
     if goal.objective is Objective.LATENCY and not evaluation.never_worse[row][cell]:
@@ -348,7 +361,9 @@ def _verdict(
     if goal.objective is Objective.LATENCY:
         return ArmVerdict.BEATEN, f"{rank / winner_rank:.3g}x slower"
     cost, least = float(evaluation.cost[row][cell]), float(evaluation.cost[winner_row][cell])
-    return ArmVerdict.BEATEN, f"{cost / max(least, 1e-300):.3g}x the {goal.objective.value}"
+    if least <= 0:
+        return ArmVerdict.BEATEN, f"{goal.objective.value} {cost:.3g} instead of none"
+    return ArmVerdict.BEATEN, f"{cost / least:.3g}x the {goal.objective.value}"
 
 
 def _why_chosen(item: ClassInput, evaluation: Evaluation, row: int, incumbent_row: int) -> str:
@@ -383,15 +398,11 @@ def _busiest(table: TablePlan, evaluation: Evaluation, row: int) -> str:
     return f"{float(evaluation.prediction.rho[row, 0, 0, 0]):.3g} of what {stage} can do"
 
 
+def _ratio(candidate: Candidate) -> float:
+    """Raw bytes / wire bytes as corrected; infinite for the arm that moves none."""
+    share = candidate.wire_share * candidate.corrections[STAGES.index(Stage.BYTES)].factor
+    return 1.0 / share if share > 0 else math.inf
+
+
 def _seconds(value: float) -> str:
     return f"{value:.3g} s"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value.value if isinstance(value, StrEnum) else value

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
-from controld.contract.decision import RAW
+from controld.contract.decision import RAW, RECOMPUTE
 from controld.contract.quantity import format_duration, format_rate, format_size
+from controld.controller.energy import COEFFICIENTS, Coefficient
 from controld.controller.explain import ArmExplanation, CellExplanation, TransferExplanation
+from controld.controller.goals import Objective
 
 _HEAD = ("arm", "loss", "encode", "wire", "decode", "wait", "total", "verdict")
 
@@ -19,8 +21,14 @@ def cell_text(cell: CellExplanation, *, table_version: int | None = None, drawn:
         f"table {f'v{table_version}' if table_version else '(hypothetical)'}: {_bins(cell)}",
     ]
     rows: list[tuple[str, ...]] = [(_HEAD[0], f"{_HEAD[1]} (<= {cell.max_quality_loss_nats:g})", *_HEAD[2:])]
-    rows += [_row(arm, drawn) for arm in cell.arms]
-    return "\n".join([*head, *_columns(rows), *_corrections(cell, drawn or cell.winner)])
+    by_energy = cell.objective is Objective.ENERGY
+    rows += [_row(arm, drawn, show_joules=by_energy) for arm in cell.arms]
+    energy = [f"energy        estimated: {', '.join(_coefficient(one) for one in COEFFICIENTS)}"] if by_energy else []
+    return "\n".join([*head, *_columns(rows), *_corrections(cell, drawn or cell.winner), *energy])
+
+
+def _coefficient(one: Coefficient) -> str:
+    return f"{one.name} {one.value:g} {one.unit}"
 
 
 def transfer_text(explanation: TransferExplanation) -> str:
@@ -66,19 +74,22 @@ def _bins(cell: CellExplanation) -> str:
     return f"size {size}, bandwidth {rate}, load {load}"
 
 
-def _row(arm: ArmExplanation, drawn: str | None) -> tuple[str, ...]:
-    name = RAW if arm.arm_id == RAW else f"{arm.arm_id[:4]} {arm.label}"
+def _row(arm: ArmExplanation, drawn: str | None, *, show_joules: bool) -> tuple[str, ...]:
+    coded = arm.arm_id not in (RAW, RECOMPUTE)
+    name = f"{arm.arm_id[:4]} {arm.label}" if coded else arm.arm_id
     loss = "0"
-    if arm.arm_id != RAW:
+    if coded:
         bound = f"{arm.loss_upper_nats:.4f}" if math.isfinite(arm.loss_upper_nats) else "unknown"
         loss = f"{arm.loss_mean_nats:.4f} (ub {bound})"
     text = f"DRAWN, {arm.text}" if arm.arm_id == drawn else arm.text
+    if show_joules:
+        text = f"{text}; {arm.energy_j:.2g} J"
     return (
         name + (" *" if arm.foreign else ""),
         loss,
         format_duration(arm.encode_s),
-        format_duration(arm.wire_s),
-        format_duration(arm.decode_s) if arm.arm_id != RAW else "-",
+        format_duration(arm.wire_s) if arm.arm_id != RECOMPUTE else "-",
+        format_duration(arm.decode_s) if coded else "-",
         format_duration(arm.wait_s) if math.isfinite(arm.wait_s) else "-",
         format_duration(arm.total_s) if math.isfinite(arm.total_s) else "-",
         text,

@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from controld.candidates.profile import NO_TIME, Profile, StageTime
 from controld.contract.configuration import Configuration
 from controld.contract.configuration_label import configuration_label
-from controld.contract.decision import RAW, Arm
+from controld.contract.decision import PREFIX_STORE, RAW, RECOMPUTE, Arm
 from controld.contract.errors import FieldError
 from controld.controller.guard import PinBoard
 from controld.controller.knobs.base import Corrections, StageModels
@@ -21,6 +21,31 @@ from controld.controller.posterior import StageCorrection, prior_corrections
 
 RAW_OVERHEAD = StageTime(1e-3, 0.0)
 """What raw costs beside the wire until it is measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillTime:
+    """Seconds to compute the KV of a prefix again, by its raw bytes: `a + b V + c V^2`, as a plane measured it.
+
+    Args:
+        c_s_per_byte2: attention's part; tokens are proportional to bytes.
+    """
+
+    a_s: float
+    b_s_per_byte: float
+    c_s_per_byte2: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("a_s", "b_s_per_byte", "c_s_per_byte2"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise FieldError(f"prefill_time.{name}", f"{value} is not a finite non-negative number")
+        if self.a_s == self.b_s_per_byte == self.c_s_per_byte2 == 0:
+            raise FieldError("prefill_time", "is zero: nothing is computed in no time")
+
+    def seconds(self, raw_bytes: float) -> float:
+        """Seconds for a prefix of `raw_bytes`."""
+        return self.a_s + raw_bytes * (self.b_s_per_byte + raw_bytes * self.c_s_per_byte2)
 
 
 class Objective(StrEnum):
@@ -88,6 +113,7 @@ class Candidate:
         foreign: the times were measured on other hardware.
         corrections: one for each of `STAGES`, in their order.
         out_reason: why it is pinned off; empty where it is not.
+        encode_c_s_per_byte2: of the recompute arm, whose `encode` is the affine part of its prefill.
     """
 
     arm_id: str
@@ -101,6 +127,7 @@ class Candidate:
     corrections: tuple[StageCorrection, ...]
     foreign: bool = False
     out_reason: str = ""
+    encode_c_s_per_byte2: float = 0.0
 
     @property
     def arm(self) -> Arm:
@@ -123,6 +150,25 @@ def raw_candidate(overhead: StageTime, corrections: tuple[StageCorrection, ...] 
     )
 
 
+def recompute_candidate(
+    prefill: PrefillTime, corrections: tuple[StageCorrection, ...] | None = None, out_reason: str = ""
+) -> Candidate:
+    """The arm that loads nothing and computes the prefix again: no loss, no bytes, the prefill's seconds."""
+    return Candidate(
+        arm_id=RECOMPUTE,
+        label=RECOMPUTE,
+        configuration=None,
+        loss_mean_nats=0.0,
+        loss_upper_nats=0.0,
+        wire_share=0.0,
+        encode=StageTime(prefill.a_s, prefill.b_s_per_byte),
+        decode=NO_TIME,
+        corrections=corrections or prior_corrections(foreign=False),
+        out_reason=out_reason,
+        encode_c_s_per_byte2=prefill.c_s_per_byte2,
+    )
+
+
 def profile_candidate(
     profile: Profile,
     sender_hardware: str,
@@ -135,7 +181,7 @@ def profile_candidate(
     foreign = is_foreign(profile, sender_hardware, receiver_hardware)
     return Candidate(
         arm_id=profile.arm_id,
-        label=configuration_label(profile.configuration),
+        label=_label(profile.configuration),
         configuration=profile.configuration,
         loss_mean_nats=profile.loss_mean_nats,
         loss_upper_nats=profile.loss_upper_nats,
@@ -146,6 +192,12 @@ def profile_candidate(
         foreign=foreign,
         out_reason=out_reason,
     )
+
+
+@lru_cache(maxsize=4096)
+def _label(configuration: Configuration) -> str:
+    """Labels are asked for at every plan, for the same configurations again and again."""
+    return configuration_label(configuration)
 
 
 @dataclass(frozen=True)
@@ -168,7 +220,8 @@ class ClassInput:
             decode_a_s=column([c.decode.a_s for c in self.candidates]),
             decode_b_s_per_byte=column([c.decode.b_s_per_byte for c in self.candidates]),
             wire_share=column([c.wire_share for c in self.candidates]),
-            framed=np.array([c.arm_id != RAW for c in self.candidates]),
+            framed=np.array([c.arm_id not in (RAW, RECOMPUTE) for c in self.candidates]),
+            encode_c_s_per_byte2=column([c.encode_c_s_per_byte2 for c in self.candidates]),
         )
 
     @cached_property
@@ -198,6 +251,10 @@ class TableRequest:
         pins: arms that must not be used, with reasons.
         prior_bandwidth_bytes_per_s: the operator's word on the link; 0 where unknown.
         guard_sample: share of the coded transfers in which the sender checks itself.
+        prefill: what computing a prefix again takes, which opens the arm that does; None where nobody measured it.
+
+    Raises:
+        FieldError: `prefill` in another tier than the prefix store: elsewhere the KV is nowhere else to be had.
     """
 
     tier: str
@@ -211,6 +268,11 @@ class TableRequest:
     pins: PinBoard = field(default_factory=PinBoard)
     prior_bandwidth_bytes_per_s: float = 0.0
     guard_sample: float = 0.0
+    prefill: PrefillTime | None = None
+
+    def __post_init__(self) -> None:
+        if self.prefill is not None and self.tier != PREFIX_STORE:
+            raise FieldError("table_request.prefill", f"tier {self.tier} cannot compute again what it moves")
 
     def class_inputs(self) -> tuple[ClassInput, ...]:
         """Each class with raw and the profiles of its workload.
@@ -222,6 +284,9 @@ class TableRequest:
 
     def _candidates(self, goal: ClassGoal) -> tuple[Candidate, ...]:
         candidates = [raw_candidate(self.raw_overhead, self.corrections.get(RAW))]
+        if self.prefill is not None:
+            out_reason = self.pins.reason(RECOMPUTE, goal.name)
+            candidates.append(recompute_candidate(self.prefill, self.corrections.get(RECOMPUTE), out_reason))
         for profile in self.profiles:
             if profile.workload != goal.workload:
                 continue

@@ -16,11 +16,20 @@ from types import MappingProxyType
 from typing import Any
 
 from controld.candidates.profile import Profile, StageTime
-from controld.contract.decision import DEFAULT_CLASS, RAW
+from controld.contract.decision import DEFAULT_CLASS, RAW, RECOMPUTE
 from controld.contract.effect import MAX_RECONSTRUCTION_ERROR, SELF_CHECK_REASON, Effect, Half, Path, Verdict
 from controld.contract.errors import FieldError
 from controld.controller.faults import FaultLedger
-from controld.controller.goals import RAW_OVERHEAD, ClassGoal, ClassInput, profile_candidate, raw_candidate
+from controld.controller.goals import (
+    RAW_OVERHEAD,
+    Candidate,
+    ClassGoal,
+    ClassInput,
+    PrefillTime,
+    profile_candidate,
+    raw_candidate,
+    recompute_candidate,
+)
 from controld.controller.guard import PinBoard
 from controld.controller.knobs.base import STAGES, Knob, Stage
 from controld.controller.posterior import (
@@ -46,6 +55,8 @@ _EVERY_CODED = "coded"
 
 
 NO_WORKLOADS: Mapping[str, str] = MappingProxyType({})
+_UNCODED = {RAW: Path.RAW, RECOMPUTE: Path.RECOMPUTED}
+"""Arms without a codec, and the one path that each can take."""
 
 
 class Feedback(StrEnum):
@@ -107,6 +118,7 @@ class Learner:
         profiles: Iterable[Profile],
         *,
         raw_overhead: StageTime = RAW_OVERHEAD,
+        prefill: PrefillTime | None = None,
         sender_hardware: str = "",
         receiver_hardware: str = "",
         unlearned_classes: Iterable[str] = (),
@@ -117,6 +129,7 @@ class Learner:
         A configuration that several workloads share is one arm here: its times and ratio come from the newest profile.
 
         Args:
+            prefill: what computing a prefix again is predicted to take; None where nobody can.
             unlearned_classes: classes whose transfers teach no times; their refusals, fall-backs and errors of
                 reconstruction count all the same.
             workloads: by service class; a class's errors are compared with its workload's profiles.
@@ -131,10 +144,11 @@ class Learner:
         coded = [
             profile_candidate(profile, sender_hardware, receiver_hardware) for _, profile in sorted(newest.items())
         ]
-        item = ClassInput(goal, (raw_candidate(raw_overhead), *coded))
+        recompute = [] if prefill is None else [recompute_candidate(prefill)]
+        item = ClassInput(goal, (raw_candidate(raw_overhead), *recompute, *coded))
         self._known = {
             candidate.arm_id: _KnownArm(
-                basis=f"{_numbers(candidate.encode)}/{_numbers(candidate.decode)}/{candidate.wire_share!r}",
+                basis=_basis(candidate),
                 foreign=candidate.foreign,
                 item=item,
                 row=row,
@@ -168,7 +182,7 @@ class Learner:
         pooled = {stage: 0.0 if stage is Stage.WIRE else self._pooled(stage, now_unix_s) for stage in STAGES}
         return {
             arm_id: tuple(
-                self._posterior(arm_id, stage).correction(now_unix_s, 0.0 if arm_id == RAW else pooled[stage])
+                self._posterior(arm_id, stage).correction(now_unix_s, 0.0 if arm_id in _UNCODED else pooled[stage])
                 for stage in STAGES
             )
             for arm_id in self._known
@@ -215,7 +229,7 @@ class Learner:
         return self._fault_or_times(effect, known, now_unix_s)
 
     def _fault_or_times(self, effect: Effect, known: _KnownArm, now_unix_s: float) -> Feedback:
-        coded = effect.arm_id != RAW
+        coded = effect.arm_id not in _UNCODED
         if coded and effect.verdict is Verdict.NACK:
             self._fault(effect.arm_id, now_unix_s, effect.reason or "refused by the receiver", refused=True)
             return Feedback.FAULT
@@ -226,13 +240,15 @@ class Learner:
             return Feedback.FAULT if refused else Feedback.FELL_BACK
         # Nobody answers for raw bytes, so what a data plane may say of them is that they were sent.
         believed = (Verdict.VERIFIED,) if coded else (Verdict.VERIFIED, Verdict.UNVERIFIED)
-        if effect.verdict not in believed or effect.path not in (Path.CODED, Path.RAW):
+        if effect.verdict not in believed or effect.path not in (Path.CODED, Path.RAW, Path.RECOMPUTED):
             return Feedback.NOT_VERIFIED
         if coded and (effect.path is not Path.CODED or effect.wire_bytes == 0):
             # A success that moved nothing is a lie, and a codec that lies is not used again.
             self._fault(effect.arm_id, now_unix_s, "reported success without coded bytes", refused=True)
             return Feedback.FAULT
-        if not coded and effect.path is not Path.RAW:
+        if not coded and effect.path is not _UNCODED[effect.arm_id]:
+            return Feedback.IMPLAUSIBLE
+        if effect.path is Path.RECOMPUTED and effect.wire_bytes:
             return Feedback.IMPLAUSIBLE
         if effect.service_class in self._unlearned_classes:
             return Feedback.UNLEARNED_CLASS
@@ -278,7 +294,7 @@ class Learner:
         total = weight = 0.0
         for arm_id, state in self._arms.items():
             posterior = state.stages.get(stage)
-            if posterior is None or arm_id in (RAW, without) or arm_id not in self._known:
+            if posterior is None or arm_id in _UNCODED or arm_id == without or arm_id not in self._known:
                 continue
             evidence = min(posterior.faded_weight(now_unix_s), _POOL_CAP)
             total += evidence * posterior.mean
@@ -286,7 +302,7 @@ class Learner:
         return total / (weight + _POOL_DOUBT)
 
     def _posterior(self, arm_id: str, stage: Stage) -> LogRatioPosterior:
-        state = self._arms.get(_EVERY_CODED if stage is Stage.WIRE and arm_id != RAW else arm_id)
+        state = self._arms.get(_EVERY_CODED if stage is Stage.WIRE and arm_id not in _UNCODED else arm_id)
         if state is not None and stage in state.stages:
             return state.stages[stage]
         return LogRatioPosterior.fresh(self._prior(arm_id, stage))
@@ -296,7 +312,7 @@ class Learner:
 
     def _keeper(self, arm_id: str, stage: Stage) -> _ArmState:
         """Where a stage's posterior of an arm is kept."""
-        if stage is Stage.WIRE and arm_id != RAW:
+        if stage is Stage.WIRE and arm_id not in _UNCODED:
             return self._arms.setdefault(_EVERY_CODED, _ArmState(basis=""))
         return self._state(arm_id)
 
@@ -372,6 +388,12 @@ def _arm_from_document(document: Mapping[str, Any]) -> _ArmState:
         },
         faults=FaultLedger.from_document(document["faults"]),
     )
+
+
+def _basis(candidate: Candidate) -> str:
+    """Which predictions what is learned of an arm corrects."""
+    times = f"{_numbers(candidate.encode)}/{_numbers(candidate.decode)}/{candidate.wire_share!r}"
+    return times if not candidate.encode_c_s_per_byte2 else f"{times}/{candidate.encode_c_s_per_byte2!r}"
 
 
 def _numbers(time: StageTime) -> str:

@@ -22,13 +22,16 @@ from controld.contract.decision import Arm, DecisionTable, Mixture
 from controld.contract.errors import FieldError
 from controld.controller.goals import Candidate, ClassGoal, ClassInput, Objective
 from controld.controller.grid import Grid
-from controld.controller.knobs.kv_transfer import KvTransfer
+from controld.controller.knobs.base import Knob
+from controld.controller.knobs.tiers import knob_from_document
 from controld.controller.posterior import StageCorrection
 
 _FORMAT = 1
 _THE_WINNER = -2
 
-Indices = NDArray[np.intp]
+Indices = NDArray[np.signedinteger[Any]]
+CELL_DTYPE = np.int32
+"""A plan has tens of thousands of cells and there may be a thousand plans: half of what an index usually takes."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class TablePlan:
     tier: str
     link_group: str
     grid: Grid
-    knob: KvTransfer
+    knob: Knob
     classes: tuple[ClassInput, ...]
     arms: tuple[Arm, ...]
     mixtures: tuple[Mixture, ...]
@@ -118,9 +121,6 @@ class TablePlan:
         configurations = {
             arm_id: None if values is None else Configuration(values) for arm_id, values in document["arms"]
         }
-        knob = dict(document["knob"])
-        if knob.pop("name") != KvTransfer().name:
-            raise ValueError("the knob is not known")
         mixtures = tuple(Mixture(tuple(arms), tuple(weights)) for arms, weights in document["mixtures"])
         cells = _from_run_lengths(document["cells"])
         in_use = _from_run_lengths(document["in_use"])
@@ -128,7 +128,7 @@ class TablePlan:
             tier=document["tier"],
             link_group=document["link_group"],
             grid=Grid(**{name: tuple(edges) for name, edges in document["grid"].items()}),
-            knob=KvTransfer(**knob),
+            knob=knob_from_document(document["knob"]),
             classes=tuple(_class_from_document(item, configurations) for item in document["classes"]),
             arms=tuple(Arm(arm_id, configuration) for arm_id, configuration in configurations.items()),
             mixtures=mixtures,
@@ -214,6 +214,7 @@ def _class_document(item: ClassInput) -> dict[str, Any]:
                 "loss_upper_nats": candidate.loss_upper_nats if candidate.loss_upper_nats < np.inf else None,
                 "encode": [candidate.encode.a_s, candidate.encode.b_s_per_byte],
                 "decode": [candidate.decode.a_s, candidate.decode.b_s_per_byte],
+                **({"encode_c": candidate.encode_c_s_per_byte2} if candidate.encode_c_s_per_byte2 else {}),
                 "corrections": [
                     [c.mean_log, c.variance, c.noise_variance, c.observations] for c in candidate.corrections
                 ],
@@ -237,6 +238,7 @@ def _class_from_document(document: Mapping[str, Any], configurations: Mapping[st
                 loss_upper_nats=float("inf") if upper is None else upper,
                 encode=StageTime(*item["encode"]),
                 decode=StageTime(*item["decode"]),
+                encode_c_s_per_byte2=item.get("encode_c", 0.0),
                 corrections=tuple(StageCorrection(*numbers) for numbers in item["corrections"]),
             )
         )
@@ -244,7 +246,7 @@ def _class_from_document(document: Mapping[str, Any], configurations: Mapping[st
 
 
 def _winners(mixtures: Sequence[Mixture], cells: Indices) -> Indices:
-    return np.array([mixture.arms[0] for mixture in mixtures], dtype=np.intp)[cells]
+    return np.array([mixture.arms[0] for mixture in mixtures], dtype=CELL_DTYPE)[cells]
 
 
 def _run_lengths(values: Indices) -> list[list[int]]:
@@ -253,7 +255,7 @@ def _run_lengths(values: Indices) -> list[list[int]]:
 
 def _from_run_lengths(runs: Sequence[Sequence[int]]) -> Indices:
     if not runs:
-        return np.zeros(0, dtype=np.intp)
+        return np.zeros(0, dtype=CELL_DTYPE)
     return np.repeat(
-        np.array([value for value, _ in runs], dtype=np.intp), np.array([count for _, count in runs], dtype=np.intp)
+        np.array([value for value, _ in runs], dtype=CELL_DTYPE), np.array([count for _, count in runs], dtype=np.intp)
     )

@@ -16,7 +16,7 @@ from controld.candidates.profile import Profile
 from controld.contract.effect import Effect
 from controld.contract.errors import FieldError
 from controld.controller.guard import Pin, PinBoard
-from controld.controller.knobs.kv_transfer import KvTransfer
+from controld.controller.knobs.tiers import knob_for_tier
 from controld.controller.learner import NO_WORKLOADS, Feedback, Learner
 from controld.controller.posterior import StageCorrection
 from controld.fleet.published import Selector
@@ -74,7 +74,7 @@ class Lessons:
         """The learner of a table; made on first use."""
         key = (tier, link_group)
         if key not in self.learners:
-            self.learners[key] = Learner(tier, link_group, KvTransfer())
+            self.learners[key] = Learner(tier, link_group, knob_for_tier(tier))
             self._inform(self.learners[key])
         return self.learners[key]
 
@@ -83,6 +83,10 @@ class Lessons:
         return {
             key: (learner.corrections(now_unix_s), learner.pins(now_unix_s)) for key, learner in self.learners.items()
         }
+
+    def copy(self) -> Lessons:
+        """A copy that can be told of other candidates without these hearing of it."""
+        return Lessons.from_document(self.to_document())
 
     def _inform(self, learner: Learner) -> None:
         learner.set_candidates(

@@ -7,12 +7,15 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from controld.candidates.profile import Profile
 from controld.contract.clock import Clock
 from controld.contract.decision import RAW
+from controld.contract.effect import Half
 from controld.contract.errors import ControldError
-from controld.contract.snapshot import ClassRules
+from controld.contract.size_estimator import SizeEstimator
+from controld.contract.snapshot import CalibratedArtefact, ClassRules
 from controld.contract.telemetry import Telemetry
 from controld.controller.decide import decide
 from controld.controller.guard import Pin
@@ -22,9 +25,10 @@ from controld.fleet.server import FleetServer
 from controld.fleet.session import AgentSession
 from controld.obs.metrics import Metrics
 from controld.planning.artefacts import ArtefactFolder
-from controld.planning.learning import Learned, Learning, TableKey
+from controld.planning.learning import Learned, Learning, Lessons, TableKey
 from controld.planning.plane import (
     LINK_GROUP,
+    Place,
     artefact_of,
     class_rules_of,
     class_workloads,
@@ -49,6 +53,28 @@ _log = logging.getLogger(__name__)
 CHECKPOINT_INTERVAL_S = 10.0
 IDLE_REPLAN_S = 30.0
 """Without any news evidence still fades; look again this often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What one policy is planned from at a moment, beside what was learned.
+
+    Args:
+        place: the model and the hardware.
+        measured: the policy's profiles of that place; `profiles` are those of them that may be sent now.
+        artefacts: calibrated artefacts that agents are to get.
+        waiting: whether profiles wait for an artefact.
+        alarm: what the operator should know; empty where all is well.
+        shares: by tier the parts of the offered bytes by class; empty where they are not known.
+    """
+
+    place: Place
+    measured: list[Profile]
+    profiles: list[Profile]
+    artefacts: Mapping[str, CalibratedArtefact]
+    waiting: bool
+    alarm: str
+    shares: dict[str, dict[str, float]]
 
 
 class Planner:
@@ -80,6 +106,7 @@ class Planner:
         self._interval_s = interval_s
         self._artefacts = artefacts or ArtefactFolder(None)
         self.learning = Learning(store)
+        self.sizes = SizeEstimator()
         self.plans: dict[Selector, Plan] = {}
         self.alarms: dict[Selector, str] = {}
         self._profiles: tuple[Profile, ...] = ()
@@ -113,6 +140,8 @@ class Planner:
         plan = self.plans.get(selector_of(policy)) if policy is not None else None
         for record in effects:
             self._metrics.count_effect(record.effect, classes)
+            if record.effect.half is Half.SENDER and record.effect.service_class in classes:
+                self.sizes.observe(record.received_unix_s, record.effect.service_class, record.effect.raw_bytes)
             if policy is not None:
                 self._tenants.observe(policy, plan, record.effect, self._clock.monotonic_s())
         self.wake()
@@ -239,33 +268,19 @@ class Planner:
     async def _plan_policy(self, policy: Policy, generation: int) -> bool:
         selector = selector_of(policy)
         lessons = self.learning.for_selector(selector)
-        sessions = [
-            session
-            for session in self._fleet.sessions()
-            if (session.identity.kind, session.identity.deployment) == (selector.kind, selector.deployment)
-        ]
-        place, alarm = observe_place(lessons.place, [session.identity for session in sessions])
-        measured = profiles_for(policy, place, self._profiles)
-        artefacts = await asyncio.to_thread(self._artefacts.find, {artefact_of(one) for one in measured} - {""}, place)
-        profiles, waiting = ready_profiles(measured, sessions, artefacts)
-        self._waiting_for_artefacts[selector] = bool(waiting)
-        known = {RAW, *(profile.arm_id for profile in measured)}
-        unknown = [c.name for c in policy.classes if c.pin is not None and c.pin not in known]
-        if unknown and not alarm:
-            alarm = f"classes without a profile of their pinned arm stay raw: {', '.join(unknown)}"
-        nowhere = waiting - artefacts.keys()
-        if nowhere and sessions and not alarm:
-            alarm = f"calibrated artefacts are neither here nor on every agent: {', '.join(sorted(nowhere))}"
-        self.alarms[selector] = alarm
+        now = await self._situation(policy, lessons)
+        self._waiting_for_artefacts[selector] = now.waiting
+        self.alarms[selector] = now.alarm
         for tier in tiers_of(policy):
             lessons.learner(tier.value, LINK_GROUP)
-        if lessons.set_candidates(place, measured, unlearned_classes(policy), class_workloads(policy)):
+        workloads = class_workloads(policy)
+        if lessons.set_candidates(now.place, now.measured, unlearned_classes(policy), workloads):
             # A replay must compare with the same candidates, from this position on.
             await self._checkpoint()
         now_unix_s = self._clock.unix_s()
         await self._note_pins(selector, lessons.learned(now_unix_s))
-        shares = self._offered_shares(policy, sessions)
-        requests = table_requests(policy, place, profiles, lessons.learned(now_unix_s), shares)
+        self._shares[selector] = now.shares
+        requests = table_requests(policy, now.place, now.profiles, lessons.learned(now_unix_s), now.shares)
         began_s = self._clock.monotonic_s()
         before = self.plans.get(selector)
         plan = await asyncio.to_thread(
@@ -273,7 +288,7 @@ class Planner:
         )
         self._metrics.plan_seconds.observe(self._clock.monotonic_s() - began_s)
         rules_same = self._published_rules.get(selector) == class_rules_of(policy)
-        offered = frozenset(artefacts)
+        offered = frozenset(now.artefacts)
         same = rules_same and self._offered.get(selector) == offered
         if same and self._fleet.desired(selector) is not None and plan_equal(before, plan):
             self._metrics.plans.labels("unchanged").inc()
@@ -282,7 +297,7 @@ class Planner:
             return False
         version = await self._fleet.publish(
             selector,
-            resources_of(plan, policy, artefacts),
+            resources_of(plan, policy, now.artefacts),
             policy_generation=generation,
             explanations_json=plan.to_json(),
         )
@@ -293,9 +308,51 @@ class Planner:
         self._metrics.published_version.set(version)
         return True
 
+    async def _situation(self, policy: Policy, lessons: Lessons) -> Situation:
+        """What there is to plan from for a policy; changes nothing."""
+        selector = selector_of(policy)
+        sessions = [
+            session
+            for session in self._fleet.sessions()
+            if (session.identity.kind, session.identity.deployment) == (selector.kind, selector.deployment)
+        ]
+        place, alarm = observe_place(lessons.place, [session.identity for session in sessions])
+        measured = profiles_for(policy, place, self._profiles)
+        artefacts = await asyncio.to_thread(self._artefacts.find, {artefact_of(one) for one in measured} - {""}, place)
+        profiles, waiting = ready_profiles(measured, sessions, artefacts)
+        known = {RAW, *(profile.arm_id for profile in measured)}
+        unknown = [c.name for c in policy.classes if c.pin is not None and c.pin not in known]
+        if unknown and not alarm:
+            alarm = f"classes without a profile of their pinned arm stay raw: {', '.join(unknown)}"
+        nowhere = waiting - artefacts.keys()
+        if nowhere and sessions and not alarm:
+            alarm = f"calibrated artefacts are neither here nor on every agent: {', '.join(sorted(nowhere))}"
+        return Situation(
+            place=place, measured=measured, profiles=profiles, artefacts=artefacts, waiting=bool(waiting), alarm=alarm,
+            shares=self._offered_shares(policy, sessions),
+        )  # fmt: skip
+
+    async def dry_plan(self, policy: Policy) -> tuple[Plan, tuple[str, ...]]:
+        """What would be decided for a policy at this moment, and notes on it: nothing is learned, stored, published.
+
+        Raises:
+            ControldError: it cannot be planned.
+        """
+        selector = selector_of(policy)
+        lessons = self.learning.lessons.get(selector, Lessons()).copy()
+        now = await self._situation(policy, lessons)
+        for tier in tiers_of(policy):
+            lessons.learner(tier.value, LINK_GROUP)
+        lessons.set_candidates(now.place, now.measured, unlearned_classes(policy))
+        now_unix_s = self._clock.unix_s()
+        requests = table_requests(policy, now.place, now.profiles, lessons.learned(now_unix_s), now.shares)
+        plan = await asyncio.to_thread(decide, requests, previous=self.plans.get(selector), now_unix_s=now_unix_s)
+        waits = "arms that name a calibrated artefact come into use once every receiver holds it" if now.waiting else ""
+        return plan, tuple(note for note in (now.alarm, waits) if note)
+
     def _offered_shares(self, policy: Policy, sessions: Sequence[AgentSession]) -> dict[str, dict[str, float]]:
         """By tier; what was known stays while agents have nothing to tell."""
-        known = self._shares.setdefault(selector_of(policy), {})
+        known, found = self._shares.get(selector_of(policy), {}), {}
         for tier in tiers_of(policy):
             links = [
                 link
@@ -304,8 +361,8 @@ class Planner:
                 for link in session.telemetry.links
                 if (link.tier, link.link_group) == (tier.value, LINK_GROUP)
             ]
-            known[tier.value] = offered_shares(policy, links, known.get(tier.value, {}))
-        return known
+            found[tier.value] = offered_shares(policy, links, known.get(tier.value, {}))
+        return found
 
     async def _note_pins(self, selector: Selector, learned: Mapping[TableKey, Learned]) -> None:
         """Write down which arms were taken out of use, and which came back."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from controld.contract.configuration import Configuration
-from controld.contract.decision import RECOMPUTE, ClassRule, DecisionTable
+from controld.contract.decision import PREFIX_STORE, RECOMPUTE, ClassRule, DecisionTable
 from controld.contract.errors import ControldError, FieldError
 from controld.contract.fair_queue import Tenancy
 from controld.contract.rpc import fleet_pb2 as pb
@@ -225,7 +225,7 @@ def _check_table(table: DecisionTable, validate_configuration: ValidateConfigura
     for arm in table.arms:
         if arm.configuration is not None:
             validate_configuration(arm.configuration)
-        elif arm.arm_id == RECOMPUTE and table.tier != "prefix_store":
+        elif arm.arm_id == RECOMPUTE and table.tier != PREFIX_STORE:
             raise FieldError("decision_table.arms", f"recompute is no arm of the tier {table.tier}")
 
 

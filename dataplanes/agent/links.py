@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 
+from controld.contract.backlog import Backlog
 from controld.contract.decision import DEFAULT_CLASS
 from controld.contract.estimators import BandwidthEstimator, LoadEstimator
 from controld.contract.telemetry import LinkEstimate
@@ -25,13 +26,12 @@ class Link:
     """A class that offers less is not told of any more."""
 
     __slots__ = (
-        "_backlog_bytes",
+        "_backlog",
         "_bandwidth",
         "_by_class",
         "_key",
         "_load",
         "_lock",
-        "_waiting",
         "bandwidth_bytes_per_s",
         "offered_bytes_per_s",
     )
@@ -42,8 +42,7 @@ class Link:
         self._bandwidth = BandwidthEstimator()
         self._load = LoadEstimator()
         self._by_class: dict[str, LoadEstimator] = {}
-        self._backlog_bytes = 0
-        self._waiting = 0
+        self._backlog = Backlog()
         self.bandwidth_bytes_per_s = 0.0
         self.offered_bytes_per_s = 0.0
 
@@ -59,16 +58,13 @@ class Link:
             self._load.offered(now_s, raw_bytes)
             if service_class in self._by_class or len(self._by_class) < self.MAX_CLASSES:
                 self._by_class.setdefault(service_class, LoadEstimator()).offered(now_s, raw_bytes)
-            self._waiting += 1
-            self._backlog_bytes += raw_bytes
+            self._backlog.offered(raw_bytes)
             self.offered_bytes_per_s = self._load.estimate(now_s).mean
 
     def left(self, raw_bytes: int) -> None:
         """A transfer left the queue, done or given up."""
         with self._lock:
-            self._waiting = max(0, self._waiting - 1)
-            # What was offered may differ from what was sent; an empty queue has no backlog whatever the sums say.
-            self._backlog_bytes = max(0, self._backlog_bytes - raw_bytes) if self._waiting else 0
+            self._backlog.left(raw_bytes)
 
     def refresh(self, now_s: float) -> None:
         """Let the values that a draw reads age."""
@@ -93,7 +89,7 @@ class Link:
                 bandwidth_age_s=bandwidth.age_s if bandwidth else 0.0,
                 offered_bytes_per_s=load.mean,
                 offered_sd_bytes_per_s=load.sd,
-                backlog_bytes=self._backlog_bytes,
+                backlog_bytes=self._backlog.bytes,
                 transfers=bandwidth.count if bandwidth else 0,
                 offered_by_class_bytes_per_s=by_class,
             )

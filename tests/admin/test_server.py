@@ -14,12 +14,13 @@ import pytest
 from aiohttp import web
 
 from controld.admin import routes
-from controld.admin.backend import CandidateImport, DecisionFilter, HypotheticalContext
+from controld.admin.backend import CandidateImport, DecisionFilter, HypotheticalContext, PolicyEdit
 from controld.admin.event_stream import stream_events
 from controld.admin.problem import NotFoundError
 from controld.admin.server import AdminAddress, AdminServer
 from controld.contract.errors import ControldError
 from controld.obs.metrics import Metrics
+from controld.policy.loader import SourceFile, parse_policies
 
 
 class RecordedBackend:
@@ -71,6 +72,10 @@ class RecordedBackend:
 
     async def policies(self) -> dict[str, Any]:
         return {"generation": 1}
+
+    async def compare_policies(self, edit: PolicyEdit) -> dict[str, Any]:
+        parse_policies([SourceFile(file, content) for file, content in edit.files])
+        return {"whole": edit.whole}
 
     async def reload(self) -> tuple[bool, dict[str, Any]]:
         return self.accept_reload, {"generation": 1, "problems": [] if self.accept_reload else ["x"]}
@@ -202,6 +207,33 @@ async def test_reload_says_when_it_was_refused(served) -> None:  # type: ignore[
     async with client.post("/v1/reload") as response:
         assert response.status == 422
         assert (await response.json())["problems"] == ["x"]
+
+
+async def test_a_policy_edit_comes_as_files_and_its_problems_go_back_with_their_places(served) -> None:  # type: ignore[no-untyped-def]
+    client, _, _ = served
+    path, good = "/v1/policies/diff", (Path(__file__).parents[2] / "policies/chat.yaml").read_text()
+    async with client.post(path, json={"files": [{"file": "a.yaml", "content": good}], "whole": False}) as response:
+        assert await response.json() == {"whole": False}
+    broken = {"files": [{"file": "a.yaml", "content": "kind: Policy\nname: \udcff\n"}]}
+    async with client.post(path, json=broken) as response:
+        assert response.status == 422
+        problem = await response.json()
+        assert problem["code"] == "policy.invalid"
+        assert {one["file"] for one in problem["problems"]} == {"a.yaml"}
+        assert any(one["text"].startswith("a.yaml:2:7") for one in problem["problems"])
+    for body, named in (
+        ([], "body"),
+        ({"files": []}, "files"),
+        ({"files": [{"file": "a"}]}, "files[0]"),
+        ({"files": [{"file": "a", "content": 1}]}, "files[0]"),
+        ({"files": [{"file": "a", "content": "\ud800"}]}, "files[0].content"),
+        ({"files": [{"file": "a", "content": ""}] * 2}, "files[1].file"),
+        ({"files": [{"file": "a", "content": ""}], "whole": 1}, "whole"),
+        ({"files": [{"file": "a", "content": ""}], "all": True}, "body"),
+    ):
+        async with client.post(path, json=body) as response:
+            assert response.status == 400, body
+            assert named in (await response.json())["title"]
 
 
 async def test_study_events_stream(served) -> None:  # type: ignore[no-untyped-def]

@@ -185,6 +185,28 @@ def test_metrics_name_agents_and_reloads(daemon: Daemon, agent: Agent) -> None:
         assert 'controld_reloads_total{outcome="accepted"} 1.0' in daemon.text("/metrics")
 
 
+def test_an_edit_is_judged_before_it_is_applied(
+    daemon: Daemon, agent: Agent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edited = tmp_path / "edited.yaml"
+    edited.write_text(POLICY.replace("tiers: [pd]", "tiers: [prefix_store]"))
+    with daemon:
+        wait_until(lambda: coded_in_slow_cell(agent), "the agent draws the coded arm")
+        before = daemon.get("/v1/policies")
+        assert main(["--config", str(daemon.config), "diff", str(daemon.policy_dir)]) == 0
+        assert capsys.readouterr().out == "nothing would change: this is what generation 1 says\n"
+        assert main(["--config", str(daemon.config), "diff", str(edited)]) == 0
+        text = capsys.readouterr().out
+        assert "classes.chat.tiers: pd -> prefix_store" in text
+        assert "class chat, tier pd" not in text, "a tier that no class names has no table"
+        assert "tier pd is named no more: everything goes raw there" in text
+        edited.write_text(POLICY.replace("explore: 2%", "explore: 2"))
+        assert main(["--config", str(daemon.config), "--json", "diff", str(edited)]) == 1
+        assert json.loads(capsys.readouterr().out)["problems"][0]["file"] == str(edited)
+        assert daemon.get("/v1/policies") == before
+        assert coded_in_slow_cell(agent)
+
+
 def test_status_shows_tenants_and_how_alike_they_were_slowed_down(
     daemon: Daemon, agent: Agent, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,9 +6,9 @@ arrays of sizes, bandwidths and loads, and a prediction as arrays of seconds. A 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,8 +70,9 @@ class StageModels:
     Args:
         encode_a_s, encode_b_s_per_byte, decode_a_s, decode_b_s_per_byte: affine seconds of a transfer by its raw
             bytes; an arm that is not framed (raw) keeps its own overhead in the encode pair.
-        wire_share: wire bytes / raw bytes.
+        wire_share: wire bytes / raw bytes; 0 for the arm that computes instead of moving anything.
         framed: whether the arm is cut into overlapping chunks.
+        encode_c_s_per_byte2: quadratic term of the arm that computes, 0 for every other one.
     """
 
     encode_a_s: Array
@@ -80,6 +81,11 @@ class StageModels:
     decode_b_s_per_byte: Array
     wire_share: Array
     framed: NDArray[np.bool_]
+    encode_c_s_per_byte2: Array = field(default_factory=lambda: np.zeros(0))
+
+    def __post_init__(self) -> None:
+        if not len(self.encode_c_s_per_byte2):
+            object.__setattr__(self, "encode_c_s_per_byte2", np.zeros(len(self.wire_share)))
 
     def __len__(self) -> int:
         return len(self.wire_share)
@@ -126,6 +132,24 @@ class Prediction:
     total_s: Array
 
 
+def queue(server_s: Array, transfers_per_s: Array, share: float, other_work: Array | None) -> tuple[Array, Array]:
+    """The busiest server's offered work, and the expected wait at it: a queue with regular service (M/D/1).
+
+    The wait is S rho / (2 (1 - rho)), where S is the mean service time over all classes, which is rho divided by the
+    transfers per second; infinite where rho is at least 1. For the arguments see `Prediction` and `Knob.predict`.
+    """
+    if other_work is None:
+        rho = (share * transfers_per_s) * server_s.max(axis=0)
+    else:
+        rho = (share * transfers_per_s) * server_s[0] + other_work[0]
+        for index in range(1, len(server_s)):
+            np.maximum(rho, (share * transfers_per_s) * server_s[index] + other_work[index], out=rho)
+    stable = rho < 1.0
+    room = np.where(stable, 1.0 - rho, 1.0)
+    mean_service = rho / np.maximum(transfers_per_s, 1e-12)
+    return rho, np.where(stable, mean_service * rho / (2.0 * room), np.inf)
+
+
 class Knob(Protocol):
     """A thing to turn, with the prior model of what turning it costs."""
 
@@ -142,6 +166,10 @@ class Knob(Protocol):
     @property
     def switch_cost_s(self) -> float:
         """Seconds that a change of arm costs the next transfer."""
+        ...
+
+    def to_document(self) -> dict[str, Any]:
+        """The parameters, JSON-ready; with the name, what `tiers.knob_from_document` makes the knob of."""
         ...
 
     def predict(

@@ -5,8 +5,7 @@ and d1 are the seconds of one chunk: a K-th of encode `ae + be V`, wire `V/(r B)
 not chunked: rtt + a + b V + V/B.
 
 Each stage is a server; so is the connection itself where it carries one transfer at a time, as the worker of an SGLang
-peer does. Waiting is that of the busiest server, as a queue with regular service (M/D/1): S rho / (2 (1 - rho)), where
-S is its mean service time over all classes, which is rho divided by the transfers per second.
+peer does. Waiting is that of the busiest server (`base.queue`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from controld.controller.knobs.base import STAGES, Array, Context, Prediction, Stage, StageModels
+from controld.controller.envelope import Lines
+from controld.controller.knobs.base import STAGES, Array, Context, Prediction, Stage, StageModels, queue
 
 _ENCODE, _BYTES, _WIRE, _DECODE = (STAGES.index(s) for s in (Stage.ENCODE, Stage.BYTES, Stage.WIRE, Stage.DECODE))
 
@@ -86,16 +86,7 @@ class KvTransfer:
         server[0], server[1], server[2] = encode, wire, decode
         if self.exclusive_connection:
             server[3] = service
-        if other_work is None:
-            rho = (share * transfers_per_s) * server.max(axis=0)
-        else:
-            rho = (share * transfers_per_s) * server[0] + other_work[0]
-            for index in range(1, len(server)):
-                np.maximum(rho, (share * transfers_per_s) * server[index] + other_work[index], out=rho)
-        stable = rho < 1.0
-        room = np.where(stable, 1.0 - rho, 1.0)
-        mean_service = rho / np.maximum(transfers_per_s, 1e-12)
-        wait = np.where(stable, mean_service * rho / (2.0 * room), np.inf)
+        rho, wait = queue(server, transfers_per_s, share, other_work)
         return Prediction(
             encode_s=encode,
             wire_s=wire,
@@ -106,6 +97,25 @@ class KvTransfer:
             rho=rho,
             wait_s=wait,
             total_s=wait + service,
+        )
+
+    def lines(self, models: StageModels, factors: Array, sizes_bytes: Array) -> Lines:
+        """The arms at rest as maxima of two lines over 1 / bandwidth: bound by the slower codec stage, or by the wire.
+
+        Args:
+            factors: multipliers by arm and stage, shape [arms, stages].
+            sizes_bytes: shape [sizes].
+        """
+        size, framed = sizes_bytes[None, :], models.framed[:, None]
+        chunks = np.where(framed, np.maximum(np.ceil(size / self.chunk_bytes), 1.0), 1.0)
+        encode_factor = np.where(models.framed, factors[:, _ENCODE], factors[:, _WIRE])[:, None]
+        encode = encode_factor * (models.encode_a_s[:, None] + size * models.encode_b_s_per_byte[:, None])
+        decode = factors[:, _DECODE, None] * (models.decode_a_s[:, None] + size * models.decode_b_s_per_byte[:, None])
+        wire_bytes = (models.wire_share * factors[:, _BYTES] * factors[:, _WIRE])[:, None] * size
+        codec_bound = (encode + decode + (chunks - 1.0) * np.maximum(encode, decode)) / chunks
+        return Lines(
+            intercept_s=self.rtt_s + np.stack([codec_bound, (encode + decode) / chunks], axis=1),
+            slope_bytes=np.stack([wire_bytes / chunks, wire_bytes], axis=1),
         )
 
     def stage_seconds(
