@@ -49,6 +49,7 @@ def bench_space(space: StrategySpace) -> StrategySpace:
     fewer: dict[str, tuple[Value, ...]] = {"sink_tokens": (0, 1), "window_tokens": (0, 64)}
     for part in _PARTS:
         fewer |= {f"{part}_levels": LEVELS, f"{part}_group": (32, 64), f"{part}_low_levels": (4, 8, 16)}
+    fewer["block_rule"] = ("plain",)
     fewer["key_low_percent"], fewer["value_low_percent"] = (33, 67, 80), (33, 80, 93)
     smaller = space.restrict(fewer)
     values = {parameter.name: parameter.values for parameter in smaller.parameters}

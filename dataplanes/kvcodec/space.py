@@ -22,6 +22,7 @@ from dataplanes.kvcodec.parameters import (
     parse_parameters,
 )
 from dataplanes.kvcodec.predictive import PredictiveArtefact
+from dataplanes.numerics.nvfp4 import BlockRule
 
 LEVELS = (4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 64)
 """Levels worth trying: the codec takes any number from 2 to 256."""
@@ -67,11 +68,13 @@ def kv_strategy_space(layout: KVLayout, artefacts: Mapping[str, object] = NO_ART
         Parameter(name="quantise", values=tuple(member.value for member in formats)),
         Parameter(name="sink_tokens", values=SINK_TOKENS, ordered=True),
         Parameter(name="window_tokens", values=WINDOW_TOKENS, ordered=True, default=0),
+        Parameter(name="block_rule", values=tuple(rule.value for rule in BlockRule), default=BlockRule.PLAIN.value),
     ]
     conditions = [
         Condition(parameter=name, parent="quantise", parent_values=lossy_formats)
         for name in ("sink_tokens", "window_tokens")
     ]
+    conditions.append(_only_in("block_rule", {Quantise.NVFP4}))
     forbidden = [
         _forbid("a transform without quantisation", quantise=("none",), transform=("hadamard",)),
         _forbid("a Gaussian codebook without rotation", quantise=("lloyd_max",), transform=("none",)),
