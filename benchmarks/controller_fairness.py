@@ -3,7 +3,8 @@
 The greedy tenant sends transfers twelve times as large as the other one's and most of the bytes. Served in the order of
 arrival, the small ones wait for the large ones; the controller then takes for each class the arm that is quickest for
 it and does not care (`latency-greedy`). With the fair queue of the data plane (`controld/contract/fair_queue.py`) large
-transfers are cut into parts, as the plane cuts them, and tenants share the wire by weight.
+transfers are cut into parts, as the plane cuts them, and tenants share the wire by weight. (Here each part draws its
+own arm, by its own size; the plane draws once, by the whole prompt's.)
 
 Slowdown is the seconds of a transfer, waiting included, over what it would take alone on its best arm; a tenant's is
 the mean of its transfers'. Jain's index is 1 where both are slowed down alike, 0.5 where only one is.
@@ -106,24 +107,20 @@ def compare(profiles: ProfileSet, *, transfers: int, seed: int) -> list[Fairness
         for one in classes
     }
 
-    def controller() -> ProductionController:
+    def controller(asked: TableRequest) -> ProductionController:
         knob = KvTransfer(chunk_bytes=world.chunk_bytes, rtt_s=world.link.rtt_s)
-        return ProductionController(request, knob=knob, grid=grid_within((size / 4, _SIZES * size), (rate, rate)))
+        return ProductionController(asked, knob=knob, grid=grid_within((size / 4, _SIZES * size), (rate, rate)))
 
+    untold = replace(
+        request, goals=tuple(replace(goal, tenant="default", offered_share=None) for goal in request.goals)
+    )
     ways: list[tuple[str, Decider, bool]] = [
         ("codec fixed, order of arrival", StaticArm(best, menu), False),
         ("codec fixed, fair queue", StaticArm(best, menu), True),
-        ("latency-greedy, order of arrival", _alone(controller(), request), False),
-        ("both levers", controller(), True),
+        ("latency-greedy, order of arrival", controller(untold), False),
+        ("both levers", controller(request), True),
     ]
     return [_serve(name, decider, fair, world, whole, parts, alone, seed) for name, decider, fair in ways]
-
-
-def _alone(controller: ProductionController, request: TableRequest) -> ProductionController:
-    """The controller as it is without tenants and their shares."""
-    goals = tuple(replace(goal, tenant="default", offered_share=None) for goal in request.goals)
-    controller._request = replace(request, goals=goals)
-    return controller
 
 
 def _bytes_share() -> float:

@@ -133,7 +133,8 @@ class DaemonBackend:
                 for count in counts
             ],
             "sizes": {
-                name: asdict(estimate) for name, estimate in self._planner.sizes.estimates(self._clock.unix_s()).items()
+                name: asdict(estimate)
+                for name, estimate in self._planner.sizes.estimates(self._clock.monotonic_s()).items()
             },
             "tenants": [
                 {
@@ -265,14 +266,32 @@ class DaemonBackend:
     async def explain_hypothetical(self, context: HypotheticalContext) -> Json:
         """What would be decided, by the plan in force."""
         selector, table = self._table(context)
+        classes = [item.goal.name for item in table.classes]
+        if context.service_class not in classes:
+            raise FieldError(
+                "class", f"there is no class {context.service_class!r}", hint=f"one of {', '.join(classes)}"
+            )
         cell = find_cell(table, context.service_class, context.size_bytes, context.bandwidth_bytes_per_s, context.load)
         explanation = explain_cell(table, cell)
+        note = await self._why_raw_alone(table, context.service_class) if len(explanation.arms) == 1 else ""
         return {
-            "text": cell_text(explanation),
+            "text": cell_text(explanation) + (f"\n{note}" if note else ""),
+            "note": note,
             "kind": selector.kind,
             "deployment": selector.deployment,
             **explanation.to_document(),
         }
+
+    async def _why_raw_alone(self, table: TablePlan, service_class: str) -> str:
+        """What a reader should know where raw is the only arm."""
+        workload = next(item.goal.workload for item in table.classes if item.goal.name == service_class)
+        stored = len(await self.candidates(workload))
+        if not stored:
+            return f"no profile of workload {workload} is stored (controld profile --workload {workload})"
+        return (
+            f"none of the {stored} stored profiles of workload {workload} is an arm: they are of another model than the"
+            " planes serve, no serving plane was ever connected, or their artefacts are missing (controld status)"
+        )
 
     def _table(self, context: HypotheticalContext) -> tuple[Selector, TablePlan]:
         plans = self._planner.plans

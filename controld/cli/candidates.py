@@ -6,7 +6,7 @@ import json
 import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from controld.cli.admin_client import AdminClient
 from controld.cli.command import print_json
@@ -198,16 +198,24 @@ def _show(rows: list[dict[str, Any]]) -> None:
         places = sender if sender == receiver else f"{sender} -> {receiver}"
         title = f"workload {workload}, model {fingerprint[:12]}, {places}, {members[0]['corpus']}"
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        for name in ("id", "configuration"):
-            table.add_column(name, no_wrap=True)
-        for name in ("loss", "at most", "n@tokens", "ratio", "enc MB/s", "dec MB/s", "ms at V*"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for name in ("front", "measured"):
-            table.add_column(name, no_wrap=True)
-        for row in members:
-            table.add_row(*_cells(row))
+        cells = [_cells(row) for row in members]
+        for name, *column in zip(_COLUMNS, *cells, strict=True):
+            # Ids and numbers are never cut: what gives way is the configuration, then where it was measured.
+            kept = 8 if name in _FLEXIBLE else max(map(len, (name, *column)))
+            justify: Literal["left", "right"] = "right" if name in _NUMBERS else "left"
+            table.add_column(name, no_wrap=True, min_width=kept, overflow="ellipsis", justify=justify)
+        for row_cells in cells:
+            table.add_row(*row_cells)
         out.print(table)
         out.print(f"V* = {members[0]['median_transfer_bytes'] / 1e6:.1f} MB of raw KV, in the plane's frames\n")
+
+
+_COLUMNS = (
+    "id", "configuration", "loss", "at most", "n@tokens", "ratio", "enc MB/s", "dec MB/s", "ms at V*", "front",
+    "measured",
+)  # fmt: skip
+_NUMBERS = _COLUMNS[2:9]
+_FLEXIBLE = ("configuration", "measured")
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -216,7 +224,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     when = row["measured_unix_s"]
     measured = time.strftime("%Y-%m-%d %H:%M ", time.gmtime(when)) if when else ""
     return (
-        row["config_id"][:8],
+        row["config_id"],
         configuration_label(row["configuration"]),
         f"{row['loss_mean_nats']:.5f} +- {row['loss_se_nats']:.5f}" if samples else "?",
         "?" if upper is None else f"{upper:.5f}",

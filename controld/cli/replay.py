@@ -139,7 +139,14 @@ def _replay(arguments: Namespace) -> Replay:
     noise = Noise.even(parse_share(arguments.noise, field="--noise"))
     world = world_of(request, LinkTruth(schedule=schedule), noise)
     unlearned = tuple(c.name for c in policy.classes if not c.rule.learn)
-    return Replay(request=request, world=world, arrivals=arrivals, seed=arguments.seed, unlearned_classes=unlearned)
+    return Replay(
+        request=request,
+        world=world,
+        arrivals=arrivals,
+        seed=arguments.seed,
+        unlearned_classes=unlearned,
+        tenant_shares=policy.tenant_shares,
+    )
 
 
 # ------------------------------------------------------------------------------------------ what replays are made of

@@ -106,50 +106,89 @@ def evaluate_classes(
             for item, used in zip(inputs, incumbents, strict=True)
         ]
     known = [float(share or 0.0) for share in shares]
-    weights = _weights(inputs)
-    rivals: list[Rival | None] = [None] * len(inputs)
-    loudest = set(sorted(range(len(inputs)), key=lambda index: -known[index])[:_MOST_RIVALS])
-    evaluations: list[Evaluation] = []
-    nothing: Array = np.zeros((len(knob.work_stages), 1, 1, 1, 1))
-    work = [nothing] * len(inputs)
-    caps: list[Mask] | None = None
-    for sweep in range(2 * _SWEEPS):
-        before = [evaluation.winner for evaluation in evaluations]
-        evaluations = []
-        for index, (item, used) in enumerate(zip(inputs, incumbents, strict=True)):
-            others = sum((w for other, w in enumerate(work) if other != index), start=nothing)
-            cap = caps[index] if caps else None
-            against = [rival for other, rival in enumerate(rivals) if rival is not None and other != index]
-            tenants = _Tenants(weights[index], against) if weights else None
-            evaluation = evaluate(
-                item, knob, points, used, share=known[index], other_work=others, cap=cap, tenants=tenants
-            )
-            evaluations.append(evaluation)
-            work[index] = _work_of(evaluation, known[index])
-            if weights and index in loudest:
-                usable = evaluation.available & evaluation.quality_ok
-                wants_speed = item.goal.objective is Objective.LATENCY and item.goal.only_arm is None
-                rivals[index] = rival_of(
-                    evaluation.prediction, usable, evaluation.winner, weights[index], wants_speed=wants_speed
-                )
-        settled = before and all(np.array_equal(a, e.winner) for a, e in zip(before, evaluations, strict=True))
-        if settled or sweep == _SWEEPS - 1:
-            if caps is not None:
-                break
-            caps = _overload_caps(inputs, evaluations, known, sum(work, start=nothing))
-            if caps is None:
-                break
+    sweeps = _Sweeps(inputs, knob, points, incumbents, known)
+    sweeps.settle()
+    caps = _overload_caps(inputs, sweeps.evaluations, known, sum(sweeps.work, start=sweeps.nothing))
+    if caps is not None:
+        sweeps.settle(caps)
     return [
         _with_exploration(
-            item,
-            knob,
-            points,
-            evaluations[index],
-            share=known[index],
-            other_work=sum((w for other, w in enumerate(work) if other != index), start=nothing),
+            item, knob, points, sweeps.evaluations[index], share=known[index], other_work=sweeps.others(index)
         )
         for index, item in enumerate(inputs)
     ]
+
+
+class _Sweeps:
+    """Classes that are decided in turn, each seeing the others' work at their current arms.
+
+    What a cell ends at depends on that cell alone: sweeping goes on until no cell can change any more, and a cell that
+    cannot change is not changed by the sweeps that others still need. So one cell, decided alone to explain it, ends
+    where it ended in the table.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[ClassInput],
+        knob: Knob,
+        points: Points,
+        incumbents: Sequence[NDArray[np.intp]],
+        shares: Sequence[float],
+    ) -> None:
+        self._inputs = inputs
+        self._knob = knob
+        self._points = points
+        self._incumbents = incumbents
+        self._shares = shares
+        self._weights = _weights(inputs)
+        self._rivals: list[Rival | None] = [None] * len(inputs)
+        self._loudest = set(sorted(range(len(inputs)), key=lambda index: -shares[index])[:_MOST_RIVALS])
+        self.nothing: Array = np.zeros((len(knob.work_stages), 1, 1, 1, 1))
+        self.work: list[Array] = [self.nothing] * len(inputs)
+        self.evaluations: list[Evaluation] = []
+
+    def others(self, index: int) -> Array:
+        """Offered work of all classes but one."""
+        return sum((work for other, work in enumerate(self.work) if other != index), start=self.nothing)
+
+    def settle(self, caps: Sequence[Mask] | None = None) -> None:
+        """Sweep until nothing can change any more, at most five times."""
+        # A rival's prediction is of the sweep before, so with tenants one sweep without a change may be chance.
+        needed = 2 if self._weights else 1
+        unchanged = 0
+        for _ in range(_SWEEPS):
+            before = [evaluation.winner for evaluation in self.evaluations]
+            self._sweep(caps)
+            same = before and all(np.array_equal(a, e.winner) for a, e in zip(before, self.evaluations, strict=True))
+            unchanged = unchanged + 1 if same else 0
+            if unchanged == needed:
+                return
+
+    def _sweep(self, caps: Sequence[Mask] | None) -> None:
+        evaluations = []
+        for index, (item, used) in enumerate(zip(self._inputs, self._incumbents, strict=True)):
+            against = [rival for other, rival in enumerate(self._rivals) if rival is not None and other != index]
+            evaluation = evaluate(
+                item,
+                self._knob,
+                self._points,
+                used,
+                share=self._shares[index],
+                other_work=self.others(index),
+                cap=caps[index] if caps else None,
+                tenants=_Tenants(self._weights[index], against) if self._weights else None,
+            )
+            evaluations.append(evaluation)
+            self.work[index] = _work_of(evaluation, self._shares[index])
+            if self._weights and index in self._loudest:
+                self._rivals[index] = _rival(item, evaluation, self._weights[index])
+        self.evaluations = evaluations
+
+
+def _rival(item: ClassInput, evaluation: Evaluation, weight: float) -> Rival:
+    usable = evaluation.available & evaluation.quality_ok
+    wants_speed = item.goal.objective is Objective.LATENCY and item.goal.only_arm is None
+    return rival_of(evaluation.prediction, usable, evaluation.winner, weight, wants_speed=wants_speed)
 
 
 def _overload_caps(

@@ -76,6 +76,13 @@ class Feedback(StrEnum):
     ORPHAN = "orphan"
 
 
+_DISBELIEVED = (Feedback.IMPLAUSIBLE, Feedback.NOT_VERIFIED)
+"""What leaves no trace but its count: the transfer's true effect may still come."""
+
+_BELIEVED_WHOLE = (Feedback.LEARNED, Feedback.UNLEARNED_CLASS)
+"""What shows how well a codec reconstructs, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class _KnownArm:
     """What predictions are made from, and where its posteriors start."""
@@ -91,6 +98,8 @@ class _ArmState:
     basis: str
     stages: dict[Stage, LogRatioPosterior] = field(default_factory=dict)
     faults: FaultLedger = field(default_factory=FaultLedger)
+    checks: FaultLedger = field(default_factory=FaultLedger)
+    """Of the transfers alone in which the sender checked itself: the others would dilute a window of outcomes."""
 
 
 class Learner:
@@ -190,7 +199,8 @@ class Learner:
 
     def pins(self, now_unix_s: float) -> PinBoard:
         """Arms out of use: refused or falling back again and again, or, for a class, worse than they were profiled."""
-        faults = (state.faults.pin(arm_id) for arm_id, state in sorted(self._arms.items()) if arm_id in self._known)
+        known = [(arm_id, state) for arm_id, state in sorted(self._arms.items()) if arm_id in self._known]
+        faults = (ledger.pin(arm_id) for arm_id, state in known for ledger in (state.faults, state.checks))
         broken = (pin for pin in self.quality.pins() if pin.arm_id in self._known)
         return PinBoard((*(pin for pin in faults if pin is not None), *broken)).at(now_unix_s)
 
@@ -198,9 +208,9 @@ class Learner:
         """Forget an arm's faults and quality breaches; whether there were any."""
         was_broken = self.quality.release(arm_id)
         state = self._arms.get(arm_id)
-        if state is None or state.faults == FaultLedger():
+        if state is None or (state.faults == FaultLedger() and state.checks == FaultLedger()):
             return was_broken
-        state.faults = FaultLedger()
+        state.faults = state.checks = FaultLedger()
         return True
 
     def _observe(self, effect: Effect, now_unix_s: float) -> Feedback:
@@ -223,10 +233,15 @@ class Learner:
             return Feedback.DUPLICATE
         if effect.raw_bytes == 0:
             return Feedback.EMPTY
+        feedback = self._fault_or_times(effect, known, now_unix_s)
+        if feedback in _DISBELIEVED:
+            return feedback
         self._remember(effect.transfer_id)
-        if error is not None:
+        if error is not None and feedback in _BELIEVED_WHOLE:
             self.quality.observe(effect, now_unix_s)
-        return self._fault_or_times(effect, known, now_unix_s)
+            if (state := self._arms.get(effect.arm_id)) is not None:
+                state.checks = state.checks.succeeded()
+        return feedback
 
     def _fault_or_times(self, effect: Effect, known: _KnownArm, now_unix_s: float) -> Feedback:
         coded = effect.arm_id not in _UNCODED
@@ -235,9 +250,13 @@ class Learner:
             return Feedback.FAULT
         if coded and effect.path is Path.RAW_FALLBACK:
             # A sender that cannot decode its own frame says the same as a receiver that refuses it.
-            refused = effect.reason.startswith(SELF_CHECK_REASON)
-            self._fault(effect.arm_id, now_unix_s, effect.reason or "fell back to raw", refused=refused)
-            return Feedback.FAULT if refused else Feedback.FELL_BACK
+            if effect.reason.startswith(SELF_CHECK_REASON):
+                state = self._state(effect.arm_id)
+                state.checks = state.checks.failed(now_unix_s, effect.reason, refused=True)
+                self.evidence += 1
+                return Feedback.FAULT
+            self._fault(effect.arm_id, now_unix_s, effect.reason or "fell back to raw", refused=False)
+            return Feedback.FELL_BACK
         # Nobody answers for raw bytes, so what a data plane may say of them is that they were sent.
         believed = (Verdict.VERIFIED,) if coded else (Verdict.VERIFIED, Verdict.UNVERIFIED)
         if effect.verdict not in believed or effect.path not in (Path.CODED, Path.RAW, Path.RECOMPUTED):
@@ -342,6 +361,7 @@ class Learner:
                     "basis": state.basis,
                     "stages": {stage.value: posterior.to_list() for stage, posterior in state.stages.items()},
                     "faults": state.faults.to_document(),
+                    "checks": state.checks.to_document(),
                 }
                 for arm_id, state in self._arms.items()
             },
@@ -387,6 +407,7 @@ def _arm_from_document(document: Mapping[str, Any]) -> _ArmState:
             if stage.value in document["stages"]
         },
         faults=FaultLedger.from_document(document["faults"]),
+        checks=FaultLedger.from_document(document["checks"]) if "checks" in document else FaultLedger(),
     )
 
 

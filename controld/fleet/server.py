@@ -385,8 +385,11 @@ def _bind(server: grpc.aio.Server, address: str) -> str:
                     hint="stop it, or use another path",
                 )
             path.unlink()
-        elif not path.parent.is_dir():
-            raise FleetError(f"{address}: {path.parent} is not a directory", code="fleet.address", hint="create it")
+        else:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise FleetError(f"{address}: {path.parent}: {error.strerror}", code="fleet.address") from error
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:

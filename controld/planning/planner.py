@@ -141,7 +141,7 @@ class Planner:
         for record in effects:
             self._metrics.count_effect(record.effect, classes)
             if record.effect.half is Half.SENDER and record.effect.service_class in classes:
-                self.sizes.observe(record.received_unix_s, record.effect.service_class, record.effect.raw_bytes)
+                self.sizes.observe(self._clock.monotonic_s(), record.effect.service_class, record.effect.raw_bytes)
             if policy is not None:
                 self._tenants.observe(policy, plan, record.effect, self._clock.monotonic_s())
         self.wake()
@@ -343,7 +343,7 @@ class Planner:
         now = await self._situation(policy, lessons)
         for tier in tiers_of(policy):
             lessons.learner(tier.value, LINK_GROUP)
-        lessons.set_candidates(now.place, now.measured, unlearned_classes(policy))
+        lessons.set_candidates(now.place, now.measured, unlearned_classes(policy), class_workloads(policy))
         now_unix_s = self._clock.unix_s()
         requests = table_requests(policy, now.place, now.profiles, lessons.learned(now_unix_s), now.shares)
         plan = await asyncio.to_thread(decide, requests, previous=self.plans.get(selector), now_unix_s=now_unix_s)

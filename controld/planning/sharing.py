@@ -9,14 +9,14 @@ from controld.contract.telemetry import LinkEstimate
 from controld.policy.model import Policy
 
 SHARE_STEP: Final = 0.05
-"""Shares are told in such steps, and one that moved by less than a step stays: small news make no new table."""
+"""While no class's share moved by more than this, what was told stays: small news make no new table."""
 
 
 def offered_shares(policy: Policy, links: Iterable[LinkEstimate], before: Mapping[str, float]) -> dict[str, float]:
-    """Parts of the offered raw bytes by class, in steps of `SHARE_STEP` and none below one step.
+    """Parts of the offered raw bytes by class; they sum to one.
 
-    A class that offers nothing now may do so any moment, so it is never counted for nothing. While nobody offers
-    anything, what was known stays.
+    A class that offers nothing now may do so any moment, so it is never counted for nothing: all classes together have
+    at least `SHARE_STEP`, evenly. While nobody offers anything, what was known stays.
 
     Args:
         links: one tier and link group as each of its agents sees it.
@@ -36,10 +36,9 @@ def offered_shares(policy: Policy, links: Iterable[LinkEstimate], before: Mappin
     total = sum(offered.values())
     if total <= 0:
         return dict(before) if before.keys() == names else {}
-    shares = {}
-    for name, bytes_per_s in offered.items():
-        share = bytes_per_s / total
-        known = before.get(name)
-        stays = known is not None and abs(known - share) <= SHARE_STEP
-        shares[name] = known if stays and known is not None else max(SHARE_STEP, round(share / SHARE_STEP) * SHARE_STEP)
-    return shares
+    shares = {
+        name: (1 - SHARE_STEP) * bytes_per_s / total + SHARE_STEP / len(offered)
+        for name, bytes_per_s in offered.items()
+    }
+    stays = before.keys() == names and all(abs(before[name] - share) <= SHARE_STEP for name, share in shares.items())
+    return dict(before) if stays else shares

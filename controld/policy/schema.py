@@ -20,6 +20,7 @@ from controld.policy.model import (
     Tier,
 )
 from controld.policy.settings import (
+    PIN_PATTERN,
     DurationS,
     HalfShare,
     Name,
@@ -31,7 +32,6 @@ from controld.policy.settings import (
 )
 
 MAX_QUALITY_LOSS_NATS = 10.0
-PIN_PATTERN = "^(raw|[0-9a-f]{16})$"
 MAX_CLASSES = 200
 """So many fit into one message with room to spare."""
 

@@ -15,6 +15,8 @@ from controld.contract.quantity import parse_duration_s, parse_rate_bytes_per_s,
 from controld.policy.problem import Problem
 from controld.policy.strict_yaml import Node, Position, Sequence, Table, parse, path_text, to_plain
 
+PIN_PATTERN = "^(raw|[0-9a-f]{16})$"
+
 Path = tuple[str | int, ...]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -212,6 +214,8 @@ def _explain(detail: ErrorDetails) -> tuple[str, str]:
         if kind == "literal_error":
             return f"must be {allowed}, not {shown}", ""
         return f"{shown} is not known", suggest(str(value), allowed.split(", "), "known")
+    if kind == "string_pattern_mismatch" and context["pattern"] == PIN_PATTERN:
+        return f"{shown} is neither raw nor a configuration's id", "16 hex digits: controld candidates"
     if kind == "string_pattern_mismatch":
         return f"{shown} is not a name", "letters, digits, _ . - and at most 63 characters"
     if kind == "too_short":

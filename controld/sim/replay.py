@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from controld.contract.configuration_label import configuration_label
 from controld.contract.decision import RAW
 from controld.contract.errors import FieldError
+from controld.contract.fair_queue import FairQueue
 from controld.controller.goals import TableRequest
 from controld.controller.knobs.kv_transfer import KvTransfer
 from controld.sim.alone import service_alone_s
@@ -20,6 +21,7 @@ from controld.sim.deciders.oracle import Oracle
 from controld.sim.deciders.production import ProductionController, grid_within
 from controld.sim.engine import simulate
 from controld.sim.metrics import regret, summarise
+from controld.sim.queues import FifoQueue, TransferQueue
 from controld.sim.record import Arrival, Run
 from controld.sim.world import World
 
@@ -37,6 +39,8 @@ class Replay:
         statics: how many static arms are compared.
         seed: of the world's noise.
         unlearned_classes: classes whose transfers teach nothing.
+        tenant_shares: by which a peer's queue is shared, whole transfers at a time; with fewer than two, or none, they
+            are served in the order of arrival.
     """
 
     request: TableRequest
@@ -45,6 +49,11 @@ class Replay:
     statics: int = 3
     seed: int = 0
     unlearned_classes: tuple[str, ...] = ()
+    tenant_shares: Mapping[str, float] = field(default_factory=dict)
+
+    def new_queue(self) -> TransferQueue[Any]:
+        """A peer's queue."""
+        return FairQueue(self.tenant_shares) if len(self.tenant_shares) > 1 else FifoQueue()
 
     def deciders(self) -> list[Decider]:
         """Raw, the best static arms, KVServe's rule, the controller, and the oracle."""
@@ -110,7 +119,16 @@ def run_replay(
     for decider in replay.deciders():
         if on_begin is not None:
             on_begin(decider.name)
-        runs.append(simulate(replay.world, replay.arrivals, decider, seed=replay.seed, on_finished=on_finished))
+        runs.append(
+            simulate(
+                replay.world,
+                replay.arrivals,
+                decider,
+                seed=replay.seed,
+                new_queue=replay.new_queue,
+                on_finished=on_finished,
+            )
+        )
     return runs
 
 

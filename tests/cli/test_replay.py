@@ -69,6 +69,15 @@ def test_json_has_the_figures(files: list[str], capsys: pytest.CaptureFixture[st
     assert static["arms"]["raw"] == lossless > 0
 
 
+def test_a_tenant_s_weight_counts(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    means = []
+    for weight in (1, 50):
+        (tmp_path / "policy.yaml").write_text(POLICY.replace("acme, weight: 1", f"acme, weight: {weight}"))
+        assert main(["replay", *files, "--json", "--mix", "chat=1,default=1", "--speed", "1000"]) == 0
+        means.append({row["decider"]: row["p50_s"] for row in answer(capsys)["deciders"]}["raw"])
+    assert means[0] != means[1]
+
+
 def test_a_seed_gives_the_same_answer(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     answers = []
     for _ in range(2):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,9 +21,10 @@ from controld.controller.explain import (
     find_cell,
 )
 from controld.controller.explain_text import cell_text, transfer_text
-from controld.controller.goals import ClassGoal
+from controld.controller.goals import ClassGoal, Objective
 from controld.controller.grid import Grid
 from controld.controller.guard import Pin, PinBoard
+from controld.controller.knobs.kv_transfer import KvTransfer
 from controld.controller.plan import TablePlan
 
 Build = Callable[..., Any]
@@ -162,3 +164,57 @@ def test_explaining_is_quick(table: TablePlan) -> None:
     for cell in range(5):
         explain_cell(table, cell * 100)
     assert (time.perf_counter() - start) / 5 < 0.05
+
+
+def random_table(rng: random.Random, profile: Build, request_for: Build) -> TablePlan:
+    """Several classes of two tenants with any objective and limit on a link that is often overloaded."""
+    profiles = [
+        profile(
+            levels,
+            ratio=rng.uniform(1.2, 9),
+            loss_mean_nats=rng.choice([0.0, 0.001, 0.005, 0.01]),
+            loss_se_nats=1e-5,
+            encode=StageTime(rng.uniform(0, 3e-3), 10 ** rng.uniform(-10, -7)),
+            decode=StageTime(rng.uniform(0, 3e-3), 10 ** rng.uniform(-10, -7)),
+        )
+        for levels in range(4, 4 + rng.randint(2, 6))
+    ]
+    raw_shares = [rng.random() for _ in range(rng.randint(2, 5))]
+    goals = tuple(
+        ClassGoal(
+            name=f"c{number}" if number else "default",
+            workload="dialogue",
+            tenant=f"t{rng.randint(0, 1)}",
+            objective=rng.choice(list(Objective)),
+            max_quality_loss_nats=rng.choice([0.0, 0.002, 0.02]),
+            explore_share=0.0,
+            slo_s=rng.choice([None, 0.3, 1.0]),
+            offered_share=share / sum(raw_shares),
+        )
+        for number, share in enumerate(raw_shares)
+    )
+    grid = Grid(
+        size_edges_bytes=(1e5, 1e6, 1e7),
+        bandwidth_edges_bytes_per_s=(1e6, 4e6, 1.6e7, 6.4e7, 2.5e8),
+        load_edges=(0.6, 0.9, 1.2, 1.6, 2.5, 4.0, 8.0),
+    )
+    knob = KvTransfer(exclusive_connection=rng.random() < 0.5)
+    return decide([request_for(*profiles, goals=goals)], knob=knob, grid=grid).tables[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_cell_is_explained_as_it_was_decided(seed: int, profile: Build, request_for: Build) -> None:
+    table = random_table(random.Random(seed), profile, request_for)
+    differ = [
+        cell for cell in range(seed, len(table.cells), 11) if explained_winner(table, cell) != decided(table, cell)
+    ]
+    assert differ == []
+
+
+def explained_winner(table: TablePlan, cell: int) -> str:
+    (won,) = [arm.arm_id for arm in explain_cell(table, cell).arms if arm.verdict is ArmVerdict.CHOSEN]
+    return won
+
+
+def decided(table: TablePlan, cell: int) -> str:
+    return table.arms[table.winners[cell]].arm_id

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -153,8 +154,9 @@ def test_a_frame_that_its_sender_cannot_decode_counts_as_a_refusal(effect: Build
         ({"finished_unix_s": NOW - 3600}, Feedback.LATE, None),
         ({"transfer_id": "t0"}, Feedback.DUPLICATE, None),
         ({"arm_id": RAW, "path": Path.RAW}, Feedback.LEARNED, Look.UNCODED),
-        ({"path": Path.RAW_FALLBACK, "verdict": Verdict.UNVERIFIED}, Feedback.FELL_BACK, Look.UNCODED),
-        ({"verdict": Verdict.UNVERIFIED}, Feedback.NOT_VERIFIED, Look.UNCODED),
+        ({"path": Path.RAW_FALLBACK, "verdict": Verdict.UNVERIFIED}, Feedback.FELL_BACK, None),
+        ({"verdict": Verdict.UNVERIFIED}, Feedback.NOT_VERIFIED, None),
+        ({"encode_s": 1e9}, Feedback.IMPLAUSIBLE, None),
         ({"service_class": "invented"}, Feedback.LEARNED, Look.UNKNOWN),
         ({"service_class": "code"}, Feedback.LEARNED, Look.UNKNOWN),
     ],
@@ -178,6 +180,18 @@ def test_hostile_errors_change_nothing_and_are_counted(
     assert learner.quality.to_document() == before
     assert {k: n for k, n in learner.quality.looks.items() if n != looks[k]}.keys() == ({look} if look else set())
     assert learner.counters[feedback] >= 1
+
+
+@pytest.mark.parametrize("changes", [{"encode_s": 1e9}, {"verdict": Verdict.UNVERIFIED}])
+def test_what_is_not_believed_leaves_room_for_the_true_effect(
+    effect: Build, profile: Build, changes: dict[str, object]
+) -> None:
+    p = profile(**NORMAL)
+    learner = learner_for(p)
+    true = checked(effect, p, 0, 0.05)
+    assert learner.observe(replace(true, **changes), NOW) in (Feedback.IMPLAUSIBLE, Feedback.NOT_VERIFIED)
+    assert learner.observe(true, NOW) is Feedback.LEARNED
+    assert learner.observe(true, NOW) is Feedback.DUPLICATE
 
 
 def test_kill_and_restore_change_nothing(effect: Build, profile: Build) -> None:

@@ -205,8 +205,11 @@ async def test_two_servers_cannot_share_an_address(store, tmp_path) -> None:
             with pytest.raises(FleetError) as caught:
                 await second.start([address])
             assert caught.value.code == "fleet.address"
-        with pytest.raises(FleetError, match="not a directory"):
-            await second.start(["unix:///no/such/place/f.sock"])
+        (tmp_path / "file").touch()
+        with pytest.raises(FleetError, match="file: File exists"):
+            await second.start([f"unix://{tmp_path}/file/f.sock"])
+        (made,) = await second.start([f"unix://{tmp_path}/new/folder/f.sock"])
+        assert made.endswith("/new/folder/f.sock")
     finally:
         await second.stop()
         await first.stop(0.1)
