@@ -121,7 +121,9 @@ def _replay(arguments: Namespace) -> Replay:
 
     policy = read_policy(arguments.policy, arguments.deployment)
     request = request_of(policy, read_profiles(arguments.profiles))
-    link = arguments.link or (f"{prior * 8}bit" if (prior := request.prior_bandwidth_bytes_per_s) else None)
+    link = arguments.link
+    if link is None and (prior := request.prior_bandwidth_bytes_per_s):
+        link = f"{prior * 8}bit"
     if link is None:
         raise FieldError("--link", "is needed, for the policy names no link", hint="--link 1Gbit")
     schedule = RateSchedule.parse(link, field="--link")

@@ -65,11 +65,14 @@ def _profiles(path: Path | None, folder: Path) -> list[Profile]:
         known = export_document([], exported_unix_s=0.0)
         names = Profile.__dataclass_fields__.keys() | {"format"}
         known["profiles"] = [{name: row[name] for name in names if name in row} for row in rows]
-        return read_document(json.dumps(known))
+        profiles = read_document(json.dumps(known))
     except FieldError as error:
         raise FieldError(f"{source}: {error.field}", error.problem, hint=error.hint, code=error.code) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ControldError(f"{source}: not a list of candidates: {error}", code="cli.file") from error
+    if not profiles:
+        raise ControldError(f"{source}: holds no profile", code="cli.file")
+    return profiles
 
 
 def _show(folder: Path, comparison: dict[str, Any]) -> None:

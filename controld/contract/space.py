@@ -250,7 +250,7 @@ class StrategySpace:
                     for f in data["forbidden"]
                 ),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise FieldError(
                 "capabilities.space_json", f"not a strategy space: {error}", code="space.malformed"
             ) from error

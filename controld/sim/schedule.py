@@ -85,9 +85,10 @@ class RateSchedule:
             if mark is None:
                 raise FieldError(path, f"{part.strip()!r} is not a moment and a rate", hint=_HINT)
             at, rate = (side.strip() for side in part.split(mark, 1))
-            counts = at.isdigit() and at != "0"
+            is_count = at.isascii() and at.isdigit()
+            counts = is_count and at != "0"
             kinds |= {counts} if at != "0" else set()
-            moment = float(at) if at.isdigit() else parse_duration_s(at, field=path)
+            moment = float(at) if is_count else parse_duration_s(at, field=path)
             points.append(RatePoint(moment, _rate(rate, path), mark == "~"))
         if len(kinds) > 1:
             raise FieldError(field, "some points are moments and some count transfers", hint=_HINT)

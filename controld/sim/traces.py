@@ -24,6 +24,9 @@ _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOONCAKE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 _CODE = "trace.malformed"
 _MOST_TOKENS = 10**9
+_MOST_DIGITS = 20
+_LONGEST_MS = 1e11
+"""Three years: longer than any trace, and short enough for a clock of milliseconds to tell requests apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +115,17 @@ def arrivals_of(
 
 
 def _azure(numbered: Sequence[tuple[int, str]], file: str) -> list[TraceRequest]:
-    rows = csv.reader(line for _, line in numbered)
-    header = [name.strip() for name in next(rows)]
+    rows = _csv_rows([line for _, line in numbered], file)
+    header = [name.strip() for name in rows[0]]
+    twice = [name for name in _AZURE_COLUMNS if header.count(name) > 1]
+    if twice:
+        raise FieldError(f"{file}:{numbered[0][0]}", f"has the column {twice[0]} twice", code=_CODE)
     missing = [name for name in _AZURE_COLUMNS if name not in header]
     if missing:
         raise FieldError(f"{file}:{numbered[0][0]}", f"has no column {', '.join(missing)}", code=_CODE)
     column = {name: header.index(name) for name in _AZURE_COLUMNS}
     requests = []
-    for (number, _), row in zip(numbered[1:], rows, strict=True):
+    for (number, _), row in zip(numbered[1:], rows[1:], strict=True):
         at = f"{file}:{number}"
         if len(row) != len(header):
             raise FieldError(at, f"has {len(row)} columns, not {len(header)}", code=_CODE)
@@ -133,28 +139,49 @@ def _azure(numbered: Sequence[tuple[int, str]], file: str) -> list[TraceRequest]
     return requests
 
 
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        raise ValueError("a key comes twice")
+    return document
+
+
+def _csv_rows(lines: Sequence[str], file: str) -> list[list[str]]:
+    try:
+        rows = list(csv.reader(lines))
+    except csv.Error as error:
+        raise FieldError(file, f"is no CSV: {error}", code=_CODE) from error
+    if len(rows) != len(lines):
+        raise FieldError(file, "has a field that goes over several lines", code=_CODE)
+    return rows
+
+
 def _moment_s(text: str, field: str) -> float:
     # Seven digits of a second, one more than Python reads.
     head, point, fraction = text.partition(".")
     digits = fraction.rstrip("Z")
-    if point and not digits.isdigit():
+    if point and not (digits.isascii() and digits.isdigit()):
         raise FieldError(field, f"{text!r} is no moment", code=_CODE)
     try:
         moment = datetime.fromisoformat(head)
     except ValueError as error:
         raise FieldError(field, f"{text!r} is no moment", hint="2023-11-16 18:15:46.68", code=_CODE) from error
+    if moment.tzinfo is not None:
+        raise FieldError(
+            field, f"{text!r} has a time zone", hint="leave it out: all times of a trace are alike", code=_CODE
+        )
     return moment.replace(tzinfo=UTC).timestamp() + (float(f"0.{digits}") if digits else 0.0)
 
 
 def _tokens(text: str, field: str) -> int:
-    if not text.isdecimal() or int(text) > _MOST_TOKENS:
-        raise FieldError(field, f"{text!r} is no number of tokens", code=_CODE)
+    if not (text.isascii() and text.isdecimal()) or len(text) > _MOST_DIGITS or int(text) > _MOST_TOKENS:
+        raise FieldError(field, f"{text[:40]!r} is no number of tokens", code=_CODE)
     return int(text)
 
 
 def _mooncake(line: str, at: str) -> TraceRequest:
     try:
-        document: Any = json.loads(line)
+        document: Any = json.loads(line, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
         raise FieldError(at, f"not JSON: {error}", code=_CODE) from error
     if not isinstance(document, dict):
@@ -165,8 +192,9 @@ def _mooncake(line: str, at: str) -> TraceRequest:
             raise FieldError(f"{at}: {name}", "is missing", code=_CODE)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise FieldError(f"{at}: {name}", f"{value!r} is not a number", code=_CODE)
-        if not (math.isfinite(value) and value >= 0):
-            raise FieldError(f"{at}: {name}", f"{value} is not a finite non-negative number", code=_CODE)
+        # Compared, not converted: an integer may be longer than any float.
+        if not 0 <= value <= _LONGEST_MS:
+            raise FieldError(f"{at}: {name}", f"{str(value)[:40]} is not from 0 to {_LONGEST_MS:g}", code=_CODE)
         if name != "timestamp" and (value != int(value) or value > _MOST_TOKENS):
             raise FieldError(f"{at}: {name}", f"{value} is no number of tokens", code=_CODE)
     return TraceRequest(document["timestamp"] / 1e3, int(document["input_length"]), int(document["output_length"]))

@@ -33,7 +33,9 @@ def test_parses(parse, text, value) -> None:  # type: ignore[no-untyped-def]
     assert parse(text, field="x") == pytest.approx(value)
 
 
-@pytest.mark.parametrize("bad", [300, "300", "ms", "300 parsecs", "-3ms", "1e999s", "NaNs", None, True, "3ms3"])
+@pytest.mark.parametrize(
+    "bad", [300, "300", "ms", "300 parsecs", "-3ms", "1e999s", "NaNs", None, True, "3ms3", "٣00ms"]
+)
 def test_refuses_with_the_field_and_an_example(bad: object) -> None:
     with pytest.raises(FieldError, match=r"slo\.ttft"):
         parse_duration_s(bad, field="slo.ttft")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
+from controld.contract.space import Forbidden
 from controld.contract.trial import TrialOutcome, TrialStatus, TrialTask
 from dataplanes.kvcodec.errors import CodecError
 from dataplanes.sglang.profiler.model_bench import ModelBench
@@ -115,7 +117,14 @@ def test_a_bench_offers_only_the_part_of_its_space_that_it_is_told_to(
     refused = TrialRunner(few.space, bench.bank_for, bench.codec_for, TIMING).run(task(LOSSLESS))
     assert refused.status is TrialStatus.INFEASIBLE and "transform" in refused.detail
     file.write_text(part.to_json().replace("hadamard", "wavelet"))
-    with pytest.raises(FieldError, match=r"transform\.values: 'wavelet' is not a value of it"):
+    with pytest.raises(FieldError, match=r"space\.json: .*\.transform\.values: 'wavelet' is not"):
+        ModelBench(tiny_model_dir, page_tokens=16, space_file=file)
+    file.write_text("[" * 100_000)
+    with pytest.raises(FieldError, match="not a strategy space"):
+        ModelBench(tiny_model_dir, page_tokens=16, space_file=file)
+    nothing = Forbidden(values={"quantise": bench.space.parameters[1].values}, reason="none")
+    file.write_text(replace(bench.space, forbidden=(*bench.space.forbidden, nothing)).to_json())
+    with pytest.raises(FieldError, match="leaves nothing to measure"):
         ModelBench(tiny_model_dir, page_tokens=16, space_file=file)
     with pytest.raises(FieldError, match=r"space: .*nowhere\.json cannot be read"):
         ModelBench(tiny_model_dir, page_tokens=16, space_file=tmp_path / "nowhere.json")

@@ -1,4 +1,6 @@
-"""The reconstruction error that is normal for a lossy part, taken as senders take it while serving: of one frame."""
+"""The reconstruction error that is normal for a lossy part, taken as senders take it while serving: of one frame, from
+anywhere in the prompt.
+"""
 
 from __future__ import annotations
 

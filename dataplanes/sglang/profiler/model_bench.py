@@ -85,7 +85,12 @@ class ModelBench:
 def _part_of(whole: StrategySpace, file: Path) -> StrategySpace:
     try:
         part = StrategySpace.from_json(file.read_text())
+        part.require_part_of(whole)
     except (OSError, UnicodeDecodeError) as error:
         raise FieldError("space", f"{file} cannot be read: {error}") from error
-    part.require_part_of(whole)
+    except FieldError as error:
+        hint = error.hint or "what `controld space --json | jq '.[0].space'` prints, with fewer values or more rules"
+        raise FieldError(f"{file}: {error.field}", error.problem, hint=hint) from error
+    if part.count(lossy_only=True) == 0:
+        raise FieldError(f"{file}: space", "leaves nothing to measure")
     return part
