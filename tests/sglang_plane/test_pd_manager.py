@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,12 +24,12 @@ import torch
 
 from controld.candidates.profile import Profile, StageTime
 from controld.contract.configuration import Configuration
-from controld.contract.decision import RAW, Arm, Drawn
+from controld.contract.decision import RAW, Arm, Drawn, sampled_piece
 from controld.contract.effect import Effect, Half, Verdict
 from controld.contract.effect import Path as EffectPath
 from controld.contract.fair_queue import Tenancy
 from controld.controller.knobs.kv_transfer import KvTransfer
-from controld.controller.learner import Learner
+from controld.controller.learner import Feedback, Learner
 from dataplanes.agent import Draw
 from dataplanes.kvcodec import FrameError, FrameErrorReason, KVCodec
 from dataplanes.kvcodec.reconstruction import reconstruction_error
@@ -40,6 +41,7 @@ from dataplanes.sglang.pd import sender as sender_module
 from dataplanes.sglang.pd.faults import Faults
 from dataplanes.sglang.pd.plane import PdPlane
 from dataplanes.sglang.pd.requests import RequestFacts
+from dataplanes.sglang.pd.self_check import SelfCheck
 from dataplanes.sglang.pd.staging import LoanBook
 
 pytestmark = pytest.mark.slow  # importing SGLang takes most of it
@@ -338,8 +340,15 @@ class Rig:
         extra_key: str | None = None,
         chunk_pages: int | None = None,
         between: Callable[[], None] | None = None,
+        prompt_tokens: int | None = None,
+        prefix_tokens: int = 0,
     ) -> Any:
-        """Send pages as SGLang's schedulers do; returns the receiver's final status."""
+        """Send pages as SGLang's schedulers do; returns the receiver's final status.
+
+        Args:
+            prompt_tokens: what the scheduler knows of the whole prompt; by default what is true.
+            prefix_tokens: tokens before those of the pages, which the receiver has already.
+        """
         from sglang.srt.disaggregation.base.conn import KVPoll
         from sglang.srt.disaggregation.mooncake.conn import MooncakeKVReceiver, MooncakeKVSender
 
@@ -350,9 +359,11 @@ class Rig:
         receiver = MooncakeKVReceiver(mgr=decode, bootstrap_addr=address, bootstrap_room=room)
         receiver.init(prefill_dp_rank=0)
         if hasattr(prefill, "controld_plane"):
-            prefill.controld_plane.requests.note(room, RequestFacts(f"r{room}", extra_key, None, tokens))
+            prefill.controld_plane.requests.note(
+                room, RequestFacts(f"r{room}", extra_key, None, prompt_tokens or prefix_tokens + tokens)
+            )
         sender = MooncakeKVSender(mgr=prefill, bootstrap_addr=address, bootstrap_room=room)
-        receiver.send_metadata(np.array(target, np.int32), aux_index=3)
+        receiver.send_metadata(np.array(target, np.int32), aux_index=3, decode_prefix_len=prefix_tokens)
         wait_until(lambda: sender.poll() == KVPoll.WaitingForInput, "the receiver's metadata arrives")
         sender.init(len(source), aux_index=3)
         step = chunk_pages or max(1, len(source))
@@ -908,21 +919,66 @@ def test_a_sampled_transfer_tells_how_far_off_its_frames_are(rig: Rig) -> None:
     assert rig.effect(2).reconstruction_error is None
 
 
-def test_of_a_chunked_transfer_one_frame_is_looked_at(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The first source page of every frame that is looked at, as it goes on."""
+    first_pages: list[int] = []
+    real = SelfCheck.look
+
+    def note(self: SelfCheck, frame: torch.Tensor, pages: Any, tokens: int) -> Any:
+        first_pages.append(int(pages[0]))
+        return real(self, frame, pages, tokens)
+
+    monkeypatch.setattr(SelfCheck, "look", note)
+    return first_pages
+
+
+@pytest.mark.parametrize(("pages", "chunk_pages"), [(8, 2), (64, None)], ids=["chunked prefill", "fair parts"])
+def test_every_part_of_a_prompt_is_looked_at_as_often(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, looked_at: list[int], pages: int, chunk_pages: int | None
+) -> None:
+    monkeypatch.setattr(sender_module, "PART_BYTES", 1)
+    rig.prefill.agent.shares = TWO_TENANTS if chunk_pages is None else Tenancy()
     coded(rig)
     rig.prefill.agent.self_check = True
-    looks = []
-    real = self_check_module.decode_frame
+    transfers, source, target = 80, range(3, 3 + pages), range(100, 100 + pages)
+    for number in range(1, transfers + 1):
+        assert rig.succeeded(source, target, pages * PAGE_TOKENS, chunk_pages=chunk_pages)
+        assert rig.effect(number).chunks >= 4
+        assert rig.effect(number).reconstruction_error is not None
+    assert len(looked_at) == transfers, "one frame of each"
+    quarters = Counter((page - 3) // (pages // 4) for page in looked_at)
+    assert sorted(quarters) == [0, 1, 2, 3]
+    # By chance some quarter has fewer than 4 of 80 once in 700,000 runs.
+    assert min(quarters.values()) >= 4
 
-    def count(*args: Any, **kwargs: Any) -> Any:
-        looks.append(1)
-        return real(*args, **kwargs)
 
-    monkeypatch.setattr(self_check_module, "decode_frame", count)
-    assert rig.succeeded(list(range(14)), list(range(50, 64)), 14 * PAGE_TOKENS, chunk_pages=2)
-    assert rig.effect().chunks == 7
-    assert rig.effect().reconstruction_error is not None
-    assert len(looks) == 1
+def test_the_token_that_is_looked_at_is_counted_behind_the_prefix(rig: Rig, looked_at: list[int]) -> None:
+    coded(rig)
+    rig.prefill.agent.self_check = True
+    tokens = 6 * PAGE_TOKENS
+    assert rig.succeeded(range(3, 9), range(100, 106), tokens, chunk_pages=2, prefix_tokens=64 * PAGE_TOKENS)
+    expected = sampled_piece(rig.effect().transfer_id, tokens) // (2 * PAGE_TOKENS)
+    assert looked_at == [3 + 2 * expected]
+
+
+def test_a_transfer_that_turns_out_shorter_is_not_looked_at(rig: Rig, looked_at: list[int]) -> None:
+    coded(rig)
+    rig.prefill.agent.self_check = True
+    assert rig.succeeded([1, 2], [3, 4], 32, prompt_tokens=10**15)
+    assert (rig.effect().path, rig.effect().reconstruction_error, looked_at) == (EffectPath.CODED, None, [])
+
+
+def test_an_arm_is_drawn_for_all_parts_of_an_unknown_request(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "PART_BYTES", 1)
+    monkeypatch.setattr(rig.prefill.manager.controld_plane.requests, "note", lambda *_: None)
+    rig.prefill.agent.shares = TWO_TENANTS
+    assert rig.succeeded(range(40), range(100, 140), 40 * PAGE_TOKENS)
+    effect = rig.effect()
+    assert effect.chunks == 3, "it came in parts"
+    (draw,) = rig.prefill.agent.draws
+    assert draw["raw_bytes"] == effect.expected_bytes == effect.raw_bytes == 40 * PAGE_TOKENS * TOKEN_BYTES
+    assert rig.prefill.agent.counts["pd.request_unknown"] == 1
 
 
 def test_a_lossless_codec_is_exact_to_the_last_bit_of_the_look(rig: Rig) -> None:
@@ -934,28 +990,49 @@ def test_a_lossless_codec_is_exact_to_the_last_bit_of_the_look(rig: Rig) -> None
     assert rig.effect().reconstruction_error == 0.0
 
 
-@pytest.mark.parametrize(
-    ("raised", "reason"),
-    [
-        (FrameError(FrameErrorReason.CHECKSUM, "not ours"), "self_check:checksum"),
-        (MemoryError("no room"), "self_check:exception:MemoryError"),
-    ],
-)
+def raising(error: Exception) -> Callable[..., Any]:
+    """Something that fails when it is called."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
 def test_a_sender_that_cannot_decode_its_own_frame_says_so_and_goes_on_raw(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, raised: Exception, reason: str
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coded(rig)
     rig.prefill.agent.self_check = True
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise raised
-
-    monkeypatch.setattr(self_check_module, "decode_frame", refuse)
+    in_the_second_chunk = 2 * PAGE_TOKENS
+    monkeypatch.setattr(sender_module, "sampled_piece", lambda *_: in_the_second_chunk)
+    refusal = FrameError(FrameErrorReason.CHECKSUM, "not ours")
+    monkeypatch.setattr(self_check_module, "decode_frame", raising(refusal))
     assert rig.succeeded(list(range(8)), list(range(8, 16)), 8 * PAGE_TOKENS, chunk_pages=2)
     effect = rig.effect()
-    assert (effect.path, effect.reason, effect.reconstruction_error) == (EffectPath.RAW_FALLBACK, reason, None)
-    assert torch.equal(rig.got(range(10, 16), 6 * PAGE_TOKENS), rig.sent(range(2, 8), 6 * PAGE_TOKENS))
-    assert rig.prefill.agent.counts[f"pd.raw.{reason}"] == 1
+    assert (effect.path, effect.reason) == (EffectPath.RAW_FALLBACK, "self_check:checksum")
+    assert effect.reconstruction_error is None
+    assert_close(rig.got(range(8, 12), 4 * PAGE_TOKENS), rig.sent(range(4), 4 * PAGE_TOKENS))
+    assert torch.equal(rig.got(range(12, 16), 4 * PAGE_TOKENS), rig.sent(range(4, 8), 4 * PAGE_TOKENS))
+    assert rig.prefill.agent.counts["pd.raw.self_check:checksum"] == 1
+    assert "pd.self_check_skipped" not in rig.prefill.agent.counts
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("can't allocate memory")])
+def test_a_look_that_fails_says_nothing_about_the_codec(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    coded(rig)
+    rig.prefill.agent.self_check = True
+    monkeypatch.setattr(self_check_module, "decode_frame", raising(error))
+    assert rig.succeeded(list(range(8)), list(range(8, 16)), 8 * PAGE_TOKENS, chunk_pages=2)
+    effect = rig.effect()
+    assert (effect.path, effect.verdict, effect.reason) == (EffectPath.CODED, Verdict.VERIFIED, "")
+    assert effect.reconstruction_error is None
+    assert_close(rig.got(range(8, 16), 8 * PAGE_TOKENS), rig.sent(range(8), 8 * PAGE_TOKENS))
+    counts = rig.prefill.agent.counts
+    assert (counts["pd.self_check_skipped"], counts["pd.exception"]) == (1, 1)
+    assert sum("tells nothing" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_codec_made_worse_behind_its_back_is_pinned_off(rig: Rig) -> None:
@@ -979,9 +1056,15 @@ def test_a_codec_made_worse_behind_its_back_is_pinned_off(rig: Rig) -> None:
         error_log_sd=float(np.std(np.log(errors), ddof=1)), error_samples=len(errors),
     )  # fmt: skip
     learner.set_candidates([measured], workloads={"default": "general"})
+
+    def observe(effect: Effect) -> None:
+        # The agent's bandwidth is invented; of an effect with times that cannot be, nothing is believed.
+        true = dataclasses.replace(effect, bandwidth_bytes_per_s=effect.wire_bytes / effect.wire_s)
+        assert learner.observe(true, true.finished_unix_s) is Feedback.LEARNED
+
     for number in range(6, 12):
         effect = error(number)
-        learner.observe(effect, effect.finished_unix_s)
+        observe(effect)
     assert learner.pins(time.time()).pins == ()
 
     sender = rig.prefill.manager.controld_plane.sender
@@ -992,7 +1075,7 @@ def test_a_codec_made_worse_behind_its_back_is_pinned_off(rig: Rig) -> None:
         assert bad <= 4, "it should be out by now"
         effect = error(11 + bad)
         assert (effect.arm_id, effect.verdict) == (LEVELS.config_id, Verdict.VERIFIED), "nobody else has seen anything"
-        learner.observe(effect, effect.finished_unix_s)
+        observe(effect)
     assert bad == 3
     (pin,) = learner.pins(time.time()).pins
     assert (pin.arm_id, pin.service_class) == (LEVELS.config_id, "default")

@@ -75,7 +75,7 @@ class Outcome:
         undelivered: to be sent raw.
         reason: why there are undelivered ones; empty otherwise.
         nacked: whether the receiver refused a frame.
-        checked: what the sender found when it decoded a frame itself; None where it did not.
+        checked: what the sender found when it decoded a frame itself; None where it did not or could not.
     """
 
     delivered: tuple[Piece, ...]
@@ -268,14 +268,14 @@ class Lane:
                 self._hand_over(batch, piece, slot, target)
                 if index == check_index:
                     # The slot stays as it is until this thread takes it again for a later piece.
-                    kept = self.area.slot(slot)[: piece.frame_bytes].clone()
+                    kept = self.self_check.keep(self.area.slot(slot)[: piece.frame_bytes])
         if encoding.error is not None:
             batch.fail(f"{RawReason.EXCEPTION}:{type(encoding.error).__name__}")
         checked = None
         if kept is not None and check_index is not None and not batch.reason:
             # While the wire and the receiver work this thread would only wait.
             piece = pieces[check_index]
-            checked = self.self_check.look(kept, self.pool.rows(piece.source_pages, piece.tokens))
+            checked = self.self_check.look(kept, piece.source_pages, piece.tokens)
         batch.drain()
         self._cancel(batch, target)
         return Outcome(

@@ -95,6 +95,7 @@ class SenderParts:
 @dataclass(slots=True)
 class _Offer:
     service_class: str
+    tokens: int
     raw_bytes: int
     offered_s: float
     is_begun: bool = False
@@ -136,10 +137,11 @@ class Sender:
         service_class = parts.agent.classify(
             extra_key=facts.extra_key if facts else None, priority=facts.priority if facts else None
         )
-        raw_bytes = self._page_bytes(facts.prompt_tokens if facts else pages * self.page_tokens)
+        tokens = facts.prompt_tokens if facts else pages * self.page_tokens
+        raw_bytes = self._page_bytes(tokens)
         forgotten = None
         with self._lock:
-            self._offers[room] = _Offer(service_class, raw_bytes, parts.clock.monotonic_s())
+            self._offers[room] = _Offer(service_class, tokens, raw_bytes, parts.clock.monotonic_s())
             if len(self._offers) > _MAX_OPEN_TRANSFERS:
                 _, forgotten = self._offers.popitem(last=False)
         parts.agent.offered(tier=TIER, link_group=LINK_GROUP, raw_bytes=raw_bytes, service_class=service_class)
@@ -249,7 +251,11 @@ class Sender:
                 offer.is_begun = True
         service_class = offer.service_class if offer else DEFAULT_CLASS
         transfer_id = transfer_id_of(facts, room=chunk.room, receiver=session)
-        tokens = facts.prompt_tokens - chunk.prefix_tokens if facts else chunk.tokens or 0
+        if facts is not None:
+            tokens = facts.prompt_tokens - chunk.prefix_tokens
+        else:
+            # The chunk may be one fair part of what was offered.
+            tokens = offer.tokens if offer else chunk.tokens or 0
         expected_bytes = self._page_bytes(tokens)
         draw = parts.agent.draw(
             transfer_id=transfer_id,
@@ -269,8 +275,13 @@ class Sender:
             explored=draw.drawn.explored,
             bandwidth_bytes_per_s=draw.bandwidth_bytes_per_s,
             load=draw.load,
-            self_check=draw.self_check,
+            check_token=self._check_token(transfer_id, chunk, tokens) if draw.self_check else None,
         )
+
+    @staticmethod
+    def _check_token(transfer_id: str, chunk: QueuedChunk, tokens: int) -> int | None:
+        """Which of the tokens that are to be sent is looked at: each is as likely, however they come in chunks."""
+        return chunk.prefix_tokens + sampled_piece(transfer_id, tokens) if tokens > 0 else None
 
     def _send_coded(self, transfer: Transfer, source: Pages, target: Pages) -> Sequence[Piece]:
         """Send what can be sent coded; the pieces that were not delivered."""
@@ -287,8 +298,7 @@ class Sender:
             transfer.fall_back(RawReason.FRAME_TOO_LARGE)
             return pieces
         cut = self._cut(source, target, piece_tokens)
-        check_index = sampled_piece(transfer.transfer_id, len(cut)) if transfer.self_check and cut else None
-        outcome = lane.send(codec, where, cut, transfer.coded_chunks, check_index)
+        outcome = lane.send(codec, where, cut, transfer.coded_chunks, _index_of(transfer.check_token, cut))
         self._account(transfer, outcome)
         self._take_check(transfer, outcome)
         return () if transfer.abandoned else outcome.undelivered
@@ -361,7 +371,6 @@ class Sender:
         # Of a room that was given up meanwhile the pages may have had a new owner while they were compared.
         if checked is None or not self._parts.room_is_open(transfer.room):
             return
-        transfer.self_check = False
         transfer.reconstruction_error = checked.error
         if checked.fault:
             transfer.fall_back(f"{RawReason.SELF_CHECK}:{checked.fault}")
@@ -488,3 +497,11 @@ class Sender:
         with Guarded(self._parts.agent, "the PD plane failed; this goes raw"):
             return work()
         return None
+
+
+def _index_of(token: int | None, pieces: Sequence[Piece]) -> int | None:
+    """Which of the pieces holds a token of the request; None where none does."""
+    if token is None:
+        return None
+    holding = (index for index, piece in enumerate(pieces) if 0 <= token - piece.first_token < piece.tokens)
+    return next(holding, None)

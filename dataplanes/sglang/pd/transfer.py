@@ -62,7 +62,8 @@ class Transfer:
         expected_bytes: raw bytes of the whole prompt, for which the arm was drawn.
         arm: what was drawn.
         table_version, explored, bandwidth_bytes_per_s, load: of the draw.
-        self_check: whether one of its frames is still to be decoded here; see `self_check`.
+        check_token: position in the request of a token; the frame that holds it is decoded here, too (see
+            `self_check`), in whichever chunk it comes. None: no frame is. Where the transfer ends before it, none is.
         reconstruction_error: of that frame.
         abandoned: the receiver no longer wants it; nothing more is written, because its pages may have a new owner.
         failed: SGLang's own raw path failed.
@@ -78,7 +79,7 @@ class Transfer:
     explored: bool
     bandwidth_bytes_per_s: float
     load: float
-    self_check: bool = False
+    check_token: int | None = None
     reconstruction_error: float | None = None
     raw_reason: str = ""
     nacked: bool = False
