@@ -19,6 +19,7 @@ from controld.admin.backend import (
     PolicyEdit,
 )
 from controld.admin.event_stream import stream_events
+from controld.admin.request_body import read_object, read_text
 from controld.contract.decision import DEFAULT_CLASS
 from controld.contract.errors import FieldError
 from controld.contract.quantity import parse_rate_bytes_per_s, parse_size_bytes
@@ -29,6 +30,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_LISTED = 1000
 MAX_COMPARED = 16
 MAX_IMPORT_BYTES = 64 * 2**20
+MAX_STUDY_BYTES = 2**20
 _DIGITS = 9
 
 
@@ -59,8 +61,16 @@ def _json(data: Any, status: int = 200) -> web.Response:
     return web.json_response(data, status=status, dumps=lambda value: json.dumps(value, allow_nan=False))
 
 
+def _query(request: web.Request, name: str) -> str | None:
+    """A query parameter, None where it is not given. Raises: FieldError: it is given more than once."""
+    values = request.query.getall(name, [])
+    if len(values) > 1:
+        raise FieldError(name, f"is given {len(values)} times", hint="once")
+    return values[0] if values else None
+
+
 def _integer(request: web.Request, name: str, default: int, *, low: int, high: int) -> int:
-    text = request.query.get(name)
+    text = _query(request, name)
     if text is None:
         return default
     if not text.isascii() or not text.isdigit() or len(text) > _DIGITS or not low <= int(text) <= high:
@@ -69,7 +79,7 @@ def _integer(request: web.Request, name: str, default: int, *, low: int, high: i
 
 
 def _number(request: web.Request, name: str, default: float) -> float:
-    text = request.query.get(name)
+    text = _query(request, name)
     if text is None:
         return default
     try:
@@ -81,49 +91,34 @@ def _number(request: web.Request, name: str, default: float) -> float:
     return value
 
 
+def _needed(request: web.Request, name: str, *, example: str) -> str:
+    text = _query(request, name)
+    if text is None:
+        raise FieldError(name, "is missing", hint=f"for example {example}")
+    return text
+
+
 def _hypothetical(request: web.Request) -> HypotheticalContext:
-    for name in ("bytes", "bandwidth"):
-        if name not in request.query:
-            raise FieldError(name, "is missing", hint="for example ?class=chat&bytes=20MB&bandwidth=200Mbit")
+    example = "?class=chat&bytes=20MB&bandwidth=200Mbit"
+    service_class, tier = _query(request, "class"), _query(request, "tier")
     return HypotheticalContext(
-        service_class=request.query.get("class", DEFAULT_CLASS),
-        tier=request.query.get("tier", "pd"),
-        size_bytes=parse_size_bytes(request.query["bytes"], field="bytes"),
-        bandwidth_bytes_per_s=parse_rate_bytes_per_s(request.query["bandwidth"], field="bandwidth"),
+        service_class=DEFAULT_CLASS if service_class is None else service_class,
+        tier="pd" if tier is None else tier,
+        size_bytes=parse_size_bytes(_needed(request, "bytes", example=example), field="bytes"),
+        bandwidth_bytes_per_s=parse_rate_bytes_per_s(_needed(request, "bandwidth", example=example), field="bandwidth"),
         load=_number(request, "load", 0.0),
-        deployment=request.query.get("deployment"),
+        deployment=_query(request, "deployment"),
     )
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
-    try:
-        data = await request.json()
-    except ValueError as error:
-        raise FieldError("body", f"not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise FieldError("body", "not a JSON object")
-    return data
-
-
-async def _long_text(request: web.Request) -> str:
-    """A body that may be longer than those of other requests."""
-    body = bytearray()
-    async for chunk in request.content.iter_any():
-        body += chunk
-        if len(body) > MAX_IMPORT_BYTES:
-            raise FieldError("body", f"is longer than {MAX_IMPORT_BYTES} bytes")
-    try:
-        return body.decode()
-    except UnicodeDecodeError as error:
-        raise FieldError("body", f"not UTF-8: {error}") from error
-
-
 def _import(request: web.Request) -> CandidateImport:
-    text = request.query.get("format", ImportFormat.CONTROLD.value)
+    text = _query(request, "format")
+    if text is None:
+        text = ImportFormat.CONTROLD.value
     if text not in list(ImportFormat):
         raise FieldError("format", f'"{text}" is none of {", ".join(ImportFormat)}')
     wanted = CandidateImport(
-        format=ImportFormat(text), model=request.query.get("model"), workload=request.query.get("workload")
+        format=ImportFormat(text), model=_query(request, "model"), workload=_query(request, "workload")
     )
     for name in ("model", "workload"):
         value = getattr(wanted, name)
@@ -135,11 +130,8 @@ def _import(request: web.Request) -> CandidateImport:
 
 
 async def _policy_edit(request: web.Request) -> PolicyEdit:
-    try:
-        body = json.loads(await _long_text(request))
-    except ValueError as error:
-        raise FieldError("body", f"not JSON: {error}") from error
-    if not isinstance(body, dict) or body.keys() - {"files", "whole"}:
+    body = await read_object(request, max_bytes=MAX_IMPORT_BYTES)
+    if body.keys() - {"files", "whole"}:
         raise FieldError("body", "must be {files: [{file, content}], whole: true or false}")
     files, whole = body.get("files"), body.get("whole", True)
     if not isinstance(files, list) or not 1 <= len(files) <= MAX_LISTED:
@@ -185,19 +177,20 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
         return _json({"spaces": await backend.spaces()})
 
     async def candidates(request: web.Request) -> web.Response:
-        return _json({"candidates": await backend.candidates(request.query.get("workload"))})
+        return _json({"candidates": await backend.candidates(_query(request, "workload"))})
 
     async def export_candidates(_: web.Request) -> web.Response:
         return _json(await backend.export_candidates())
 
     async def import_candidates(request: web.Request) -> web.Response:
-        return _json(await backend.import_candidates(await _long_text(request), _import(request)))
+        text = await read_text(request, max_bytes=MAX_IMPORT_BYTES)
+        return _json(await backend.import_candidates(text, _import(request)))
 
     async def decisions(request: web.Request) -> web.Response:
         wanted = DecisionFilter(
             limit=_integer(request, "limit", 50, low=1, high=MAX_LISTED),
-            service_class=request.query.get("class"),
-            arm_id=request.query.get("arm"),
+            service_class=_query(request, "class"),
+            arm_id=_query(request, "arm"),
         )
         return _json(await backend.decisions(wanted))
 
@@ -214,7 +207,7 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
         return _json({"pins": await backend.pins()})
 
     async def release(request: web.Request) -> web.Response:
-        return _json(await backend.release(request.match_info["arm"], request.query.get("deployment")))
+        return _json(await backend.release(request.match_info["arm"], _query(request, "deployment")))
 
     async def policies(_: web.Request) -> web.Response:
         return _json(await backend.policies())
@@ -227,7 +220,7 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
         return _json(outcome, 200 if accepted else 422)
 
     async def start_study(request: web.Request) -> web.Response:
-        return _json(await backend.start_study(await _body(request)), 201)
+        return _json(await backend.start_study(await read_object(request, max_bytes=MAX_STUDY_BYTES)), 201)
 
     async def studies(_: web.Request) -> web.Response:
         return _json({"studies": await backend.studies()})
@@ -245,7 +238,7 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
         return _json(await backend.resume_study(request.match_info["id"]))
 
     async def compare_studies(request: web.Request) -> web.Response:
-        identities = [part for part in request.query.get("ids", "").split(",") if part]
+        identities = [part for part in (_query(request, "ids") or "").split(",") if part]
         if not 1 <= len(identities) <= MAX_COMPARED:
             raise FieldError("ids", f"must be 1 to {MAX_COMPARED} studies", hint="as ?ids=A,B")
         return _json({"studies": await backend.compare_studies(identities)})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +14,11 @@ from controld.policy.model import Policy
 from controld.policy.problem import PolicyErrors, Problem
 from controld.policy.schema import PolicyKeys
 from controld.policy.settings import Reading
+from controld.policy.strict_yaml import Limits
 
 SUFFIXES = (".yaml", ".yml")
 _MAX_FILES = 1000
+_MAX_BYTES = Limits().max_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ def read_sources(path: Path) -> tuple[SourceFile, ...]:
     The files are read once; everything after works on these bytes.
 
     Raises:
-        PolicyErrors: there is no such path, no policy in it, or a file cannot be read.
+        PolicyErrors: there is no such path, no policy in it, or a file cannot be read, is none, or is too long.
     """
     name = str(path)
     try:
@@ -51,12 +55,30 @@ def read_sources(path: Path) -> tuple[SourceFile, ...]:
     sources, problems = [], []
     for file in files:
         try:
-            sources.append(SourceFile(str(file), file.read_bytes()))
+            sources.append(SourceFile(str(file), _read_bounded(file)))
         except OSError as error:
             problems.append(Problem(str(file), 0, 0, "", f"cannot be read: {error.strerror}"))
+        except PolicyErrors as error:
+            problems += error.problems
     if problems:
         raise PolicyErrors(problems)
     return tuple(sources)
+
+
+def _read_bounded(path: Path) -> bytes:
+    # A pipe without a writer must not hold up the daemon, nor a device without an end fill its memory.
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            hint = "a policy is a file, or a link to one"
+            raise PolicyErrors([Problem(str(path), 0, 0, "", "is not a regular file", hint)])
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise PolicyErrors([Problem(str(path), 0, 0, "", f"the file has more than {_MAX_BYTES} bytes")])
+    return content
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def fingerprint(sources: Iterable[SourceFile]) -> str:

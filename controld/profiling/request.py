@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -19,6 +20,10 @@ _MAX_SEGMENTS = 1_000
 _MAX_CONTINUATION_TOKENS = 1_000
 _MAX_TRIALS = 100_000
 _MAX_SEED = 2**31 - 1
+_MAX_RESTRICTED_VALUES = 1_000
+_MAX_TEXT_CHARACTERS = 256
+# As policies name things: a workload is found by its name in the worker's folder of texts.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _SEGMENTS_OF_GRID = 8
 _SEGMENTS_OF_SEARCH = 2
 
@@ -112,11 +117,10 @@ class StudyRequest:
             if name not in known:
                 raise FieldError(name, "unknown field", hint=f"one of {sorted(known)}")
         for name in ("plane", "workload"):
-            if not _is_name(body.get(name)):
-                raise FieldError(name, "must be a name")
+            _require_name(name, body.get(name))
         for name in ("deployment", "model"):
-            if name in body and not isinstance(body[name], str):
-                raise FieldError(name, f"{body[name]!r} is not text")
+            if name in body:
+                _require_text(name, body[name])
         values = dict(body)
         method = values["method"] = _choice("method", body.get("method", Method.GRID.value), Method)
         _require_fields_of(method, body)
@@ -191,11 +195,27 @@ def _restriction(value: object) -> dict[str, tuple[Value, ...]]:
     for name, allowed in value.items():
         if not isinstance(allowed, list) or not allowed or not all(isinstance(v, str | int | float) for v in allowed):
             raise FieldError(f"restrict.{name}", "must be a list of values")
+        if len(allowed) > _MAX_RESTRICTED_VALUES:
+            raise FieldError(f"restrict.{name}", f"has {len(allowed)} values, more than {_MAX_RESTRICTED_VALUES}")
+        if len(set(allowed)) < len(allowed):
+            twice = next(v for index, v in enumerate(allowed) if v in allowed[:index])
+            raise FieldError(f"restrict.{name}", f"{twice!r} is there twice")
     return {name: tuple(allowed) for name, allowed in value.items()}
 
 
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and bool(value) and len(value) <= 100
+def _require_name(name: str, value: object) -> None:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        hint = "1 to 63 letters, digits, '_', '.' and '-', the first a letter or digit"
+        raise FieldError(name, "must be a name", hint=hint)
+
+
+def _require_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise FieldError(name, f"{value!r} is not text")
+    if len(value) > _MAX_TEXT_CHARACTERS:
+        raise FieldError(name, f"has {len(value)} characters, more than {_MAX_TEXT_CHARACTERS}")
+    if not value.isprintable():
+        raise FieldError(name, f"{value!r} is not a text of printable characters")
 
 
 def _require_count(name: str, value: object, largest: int, smallest: int = 1) -> None:

@@ -154,17 +154,26 @@ class StudyService:
             # Not before: where the store fails, the next review finds the assignment and gives it up again.
             del self._assignments[assignment.key]
         self._assignments = {assignment.key: assignment for assignment in plan.kept}
-        for assignment in plan.asked_again:
-            self._ask(assignment, self._book.find(assignment.study_id).trials[assignment.trial_id])
-        for assignment, _ in plan.started:
+        unsendable: list[tuple[Assignment, str]] = []
+        for assignment in (*plan.asked_again, *(assignment for assignment, _ in plan.started)):
             study = self._book.find(assignment.study_id)
             trial = replace(
                 study.trials[assignment.trial_id], state=TrialState.RUNNING, agent_id=assignment.agent_id, outcome=None
             )
-            if self._ask(assignment, trial):
+            try:
+                asked = self._ask(assignment, trial)
+            except (TypeError, ValueError) as error:
+                # No message can carry this task; those after it can still be sent.
+                unsendable.append((assignment, f"the worker cannot be asked: {error}"))
+                continue
+            if asked and assignment.key not in self._assignments:  # who is asked again is at it already
                 self._assignments[assignment.key] = assignment
                 self._book.replace(study.with_trial(trial))
-        if plan.given_up:
+        for assignment, reason in unsendable:
+            _log.warning("trial %s of %s came to nothing: %s", assignment.trial_id, assignment.study_id, reason)
+            await self._give_up(assignment.key, reason, assignment.worked_s(self._clock.monotonic_s()))
+            self._assignments.pop(assignment.key, None)
+        if plan.given_up or unsendable:
             self._wake_up()
 
     def _ask(self, assignment: Assignment, trial: Trial) -> bool:

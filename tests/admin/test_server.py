@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import re
 from collections.abc import AsyncIterator, Sequence
@@ -145,6 +146,12 @@ async def test_requests_are_understood_with_units(served) -> None:  # type: igno
         ("/v1/decisions?limit=0", 400, "field.invalid", "limit"),
         ("/v1/decisions?limit=1e2", 400, "field.invalid", "limit"),
         ("/v1/decisions?limits=3", 400, "field.invalid", "limits"),
+        ("/v1/decisions?limit=3&limit=4", 400, "field.invalid", "limit"),
+        ("/v1/decisions?arm=a&arm=a", 400, "field.invalid", "arm"),
+        ("/v1/candidates?workload=a&workload=b", 400, "field.invalid", "workload"),
+        ("/v1/explain?bytes=20MB&bytes=1MB&bandwidth=1Gbit", 400, "field.invalid", "bytes"),
+        ("/v1/explain?bytes=20MB&bandwidth=1Gbit&load=0&load=1", 400, "field.invalid", "load"),
+        ("/v1/studies/compare?ids=a&ids=b", 400, "field.invalid", "ids"),
         ("/v1/explain?bytes=20&bandwidth=1Gbit", 400, "quantity.unit_missing", "bytes"),
         ("/v1/explain?bytes=20MB", 400, "field.invalid", "bandwidth"),
         ("/v1/explain?bytes=20MB&bandwidth=1Gbit&load=nan", 400, "field.invalid", "load"),
@@ -177,6 +184,55 @@ async def test_bodies_are_checked(served) -> None:  # type: ignore[no-untyped-de
     for body, status in ((b"{", 400), (b"[]", 400), (b"{}", 422), (b'{"workload": "w"}', 201)):
         async with client.post("/v1/studies", data=body) as response:
             assert response.status == status, body
+
+
+@pytest.mark.parametrize("path", ["/v1/studies", "/v1/policies/diff"])
+@pytest.mark.parametrize(
+    ("body", "headers", "said"),
+    [
+        (b'{"workload": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", {}, "nested deeper"),
+        (b'{"workload": ' + b"[" * 40 + b"]" * 40 + b"}", {}, "nested deeper"),
+        (b'{"a": ' * 50_000, {}, "nested deeper"),
+        (b'{"workload": "a", "workload": "b"}', {}, "'workload' is there twice"),
+        (b'{"workload": {"a": 1, "a": 1}}', {}, "'a' is there twice"),
+        (b'{"workload": NaN}', {}, "NaN"),
+        (b'{"workload": 1e999}', {}, "1e999"),
+        (b'{"workload": ' + b"9" * 5000 + b"}", {}, "not JSON"),
+        (b"{}", {"Content-Type": "application/json; charset=klingon"}, "klingon"),
+        (b'{"workload": "\xff"}', {}, "not UTF-8"),
+        (b"this is no gzip", {"Content-Encoding": "gzip"}, "unpacked"),
+        (b"this is no deflate", {"Content-Encoding": "deflate"}, "unpacked"),
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_the_clients_mistake(served, path, body, headers, said) -> None:  # type: ignore[no-untyped-def]
+    client, _, _ = served
+    async with client.post(path, data=body, headers=headers) as response:
+        problem = await response.json()
+        assert (response.status, problem["code"]) == (400, "field.invalid")
+        assert problem["title"].startswith("body: ")
+        assert said in problem["title"]
+
+
+async def test_a_client_that_leaves_amid_its_body_is_no_fault_of_ours(served) -> None:  # type: ignore[no-untyped-def]
+    client, _, server = served
+    _, writer = await asyncio.open_unix_connection(server.bound[0].removeprefix("unix://"))
+    writer.write(b"POST /v1/studies HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    await writer.drain()
+    async with client.get("/healthz") as response:  # answered later than the other is begun
+        assert response.status == 200
+    writer.close()
+    await writer.wait_closed()
+    async with client.get("/healthz"), client.get("/metrics") as response:
+        assert not re.search(r'controld_internal_errors_total\{where="admin"\} [1-9]', await response.text())
+
+
+async def test_a_packed_body_is_read_and_counts_by_what_it_holds(served, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    client, _, _ = served
+    monkeypatch.setattr(routes, "MAX_STUDY_BYTES", 1000)
+    for length, status in ((900, 201), (1_000_000, 400)):
+        packed = gzip.compress(b'{"workload": "w"' + b" " * length + b"}")
+        async with client.post("/v1/studies", data=packed, headers={"Content-Encoding": "gzip"}) as response:
+            assert response.status == status
 
 
 async def test_a_document_of_candidates_may_be_long_and_is_passed_on_as_it_is(served) -> None:  # type: ignore[no-untyped-def]

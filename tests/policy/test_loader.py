@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -8,6 +12,7 @@ from controld.contract.decision import ClassRule
 from controld.policy.loader import SourceFile, load_policies, parse_policies, parse_with_warnings
 from controld.policy.model import Objective, PlaneKind, Policy, PolicySet, Slo, Tier, content_hash
 from controld.policy.problem import PolicyErrors
+from controld.policy.strict_yaml import Limits
 
 
 def parse(*texts: str) -> tuple[Policy, ...]:
@@ -225,6 +230,52 @@ def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path, good: str) -> N
     (tmp_path / "link.yaml").symlink_to(tmp_path / "gone.yaml")
     with pytest.raises(PolicyErrors, match=r"link\.yaml: cannot be read: No such file or directory"):
         load_policies(tmp_path)
+
+
+def test_what_is_no_file_is_a_problem_and_is_not_waited_for(tmp_path: Path, good: str) -> None:
+    (tmp_path / "chat.yaml").write_text(good)
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "linked.yaml").symlink_to(tmp_path / "pipe.yaml")
+    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    (tmp_path / "terminal.yaml").symlink_to("/dev/null")
+    (tmp_path / "folder.yaml").mkdir()
+    with contextlib.chdir(tmp_path), socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket.yaml")  # by a short name: those of sockets are bounded
+    with pytest.raises(PolicyErrors) as caught:
+        load_policies(tmp_path)
+    said = {Path(problem.file).stem: problem.problem for problem in caught.value.problems}
+    assert said == {
+        **dict.fromkeys(("pipe", "linked", "zero", "terminal"), "is not a regular file"),
+        "folder": "cannot be read: Is a directory",
+        "socket": "cannot be read: No such device or address",
+    }
+    with pytest.raises(PolicyErrors, match=r"pipe\.yaml: is not a regular file"):
+        load_policies(tmp_path / "pipe.yaml")
+
+
+def test_a_long_file_is_not_read_to_its_end(tmp_path: Path, good: str) -> None:
+    file = tmp_path / "chat.yaml"
+    file.write_text(good)
+    most = Limits().max_bytes
+    with file.open("ab") as stream:
+        stream.write(b"\n" + b"#" * (most - file.stat().st_size - 1))
+    assert file.stat().st_size == most
+    assert len(load_policies(tmp_path)) == 1
+    os.truncate(file, 64 * most)
+    tracemalloc.start()
+    try:
+        with pytest.raises(PolicyErrors, match=rf"chat\.yaml: the file has more than {most} bytes"):
+            load_policies(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 4 * most
+    finally:
+        tracemalloc.stop()
+
+
+def test_linked_files_are_read(tmp_path: Path, good: str) -> None:
+    (tmp_path / "..data").mkdir()
+    (tmp_path / "..data" / "chat.yaml").write_text(good)
+    (tmp_path / "chat.yaml").symlink_to("..data/chat.yaml")
+    assert len(load_policies(tmp_path)) == 1
 
 
 def test_twenty_thousand_tenants_fit(good: str) -> None:

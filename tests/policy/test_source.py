@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,19 @@ def test_a_disk_that_refuses_does_not_stop_a_reload(directory: Path, tmp_path: P
     source.load_initial()
     (directory / "chat.yaml").write_text(good.replace("weight: 3", "weight: 4"))
     assert source.reload().generation == 2
+
+
+def test_a_pipe_among_the_files_keeps_the_last_good_and_does_not_hold_up_a_reload(directory: Path) -> None:
+    source = PolicySource(directory)
+    source.load_initial()
+    before = source.current
+    os.mkfifo(directory / "pipe.yaml")
+    assert source.is_touched() is not None
+    assert [problem.problem for problem in source.reload().problems] == ["is not a regular file"]
+    assert source.is_touched() is None
+    assert source.current is before
+    (directory / "pipe.yaml").unlink()
+    assert source.reload().accepted
 
 
 def test_listeners_hear_what_is_in_force(directory: Path) -> None:

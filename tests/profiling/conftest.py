@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from controld.contract.clock import ManualClock
+from controld.contract.rpc.convert import trial_task_to_proto
 from controld.contract.space import Condition, Forbidden, Parameter, StrategySpace
 from controld.contract.trial import CoderMeasurement, SegmentLoss, TrialOutcome, TrialStatus, TrialTask
 from controld.fleet.errors import FleetError
@@ -107,6 +108,7 @@ class HandFleet:
     def request_trial(self, agent_id: str, task: TrialTask) -> None:
         if agent_id not in {one.agent_id for one in self.connected}:
             raise FleetError(f"{agent_id} is not connected", code="fleet.not_connected")
+        trial_task_to_proto(task)
         self.requests.append((agent_id, task))
 
     def cancel_trial(self, agent_id: str, study_id: str, trial_id: str = "") -> None:

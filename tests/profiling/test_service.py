@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from controld.candidates.profile import Profile
 from controld.contract.errors import FieldError
+from controld.contract.space import StrategySpace
 from controld.contract.trial import TrialStatus
+from controld.policy.settings import Name
 from controld.profiling.dispatch import ABSENCE_S, MAX_ATTEMPTS
 from controld.profiling.errors import StudyNotFoundError, StudyRefusedError
+from controld.profiling.request import StudyRequest
 from controld.profiling.service import StudyService
 from controld.store.errors import StoreError
 
@@ -25,6 +33,10 @@ REQUEST: dict[str, Any] = {
     "segments": 4,
     "lengths": [256, 1024],
 }
+
+SEARCH: dict[str, Any] = {"method": "search", "budget": 5}
+NO_NAMES = ("\ud800", "a\nb", "a\n", "\x00", "../../etc/passwd", " ", "[/x]", ".hidden", "-a", "a" * 64)
+NO_TEXTS = ("\ud800", "a\nb", "\x00", "a" * 257)
 
 
 async def profiles_of(bench: Any) -> list[Profile]:
@@ -100,12 +112,91 @@ async def test_two_models_must_be_told_apart(bench: Any) -> None:
         ({"workload": ""}, "workload"),
         ({"plane": 7}, "plane"),
         ({"deployment": 7}, "deployment"),
+        *[({"workload": name}, "workload") for name in NO_NAMES],
+        *[({"plane": name}, "plane") for name in NO_NAMES],
+        *[({"deployment": text}, "deployment") for text in NO_TEXTS],
+        *[({"model": text}, "model") for text in NO_TEXTS],
+        ({**SEARCH, "restrict": {"quantise": ["levels"] * 2}}, "restrict.quantise"),
+        ({**SEARCH, "restrict": {"quantise": ["levels"] * 100_000}}, "restrict.quantise"),
+        ({**SEARCH, "restrict": {"quantise": ["levels", *range(1000)]}}, "restrict.quantise"),
     ],
 )
 async def test_a_wrong_field_is_named(bench: Any, change: dict[str, Any], field: str) -> None:
+    asked = {**REQUEST, **change}
+    if "method" in change:
+        del asked["grid"]
     with pytest.raises(FieldError) as refused:
-        await bench.service.begin({**REQUEST, **change})
+        await bench.service.begin(asked)
     assert refused.value.field == field
+    assert await bench.service.list() == []
+
+
+@given(st.one_of(st.text(max_size=70), st.from_regex(r"[A-Za-z0-9_.-]{0,70}", fullmatch=True)))
+def test_what_a_study_takes_as_a_workload_is_what_a_policy_can_name(name: str) -> None:
+    def taken(read: Callable[[], object], refusal: type[Exception]) -> bool:
+        try:
+            read()
+        except refusal:
+            return False
+        return True
+
+    assert taken(lambda: StudyRequest.from_json({**REQUEST, "workload": name}), FieldError) == taken(
+        lambda: TypeAdapter(Name).validate_python(name), ValidationError
+    )
+
+
+async def test_trials_that_no_message_can_carry_fail_and_others_go_on(bench: Any, space: StrategySpace) -> None:
+    *parts, coders = space.parameters
+    broken = replace(space, parameters=(*parts, replace(coders, values=("\ud800",))), forbidden=())
+    bench.fleet.connected = [bench.session(space_json=broken.to_json())]
+    stuck = (await bench.service.begin(REQUEST))["id"]
+    bench.fleet.connected = [bench.session()]
+    bench.clock.advance(1)
+    younger = (await bench.service.begin(REQUEST))["id"]
+    trials = (await bench.service.get(stuck))["trials_total"]
+    for _ in range(MAX_ATTEMPTS):
+        await bench.service.dispatch()
+
+    bench.service = bench.make_service()  # after a restart attempts count anew
+    await bench.service.start()
+    await bench.service.stop()
+    for _ in range(trials * MAX_ATTEMPTS):
+        await bench.service.dispatch()
+    study = await bench.service.get(stuck)
+    assert (study["state"], study["trials_by_state"]) == ("failed", {"failed": trials})
+    assert {trial["attempts"] for trial in study["trials"]} <= {0, MAX_ATTEMPTS}
+    assert all("surrogates not allowed" in trial["detail"] for trial in study["trials"])
+    await bench.answer_all()
+    study = await bench.service.get(younger)
+    assert (study["state"], study["trials_by_state"]) == ("finished", {"measured": study["trials_total"]})
+
+
+async def test_a_trial_that_no_message_can_carry_holds_up_none_that_are_given_out_with_it(
+    bench: Any, space: StrategySpace
+) -> None:
+    *parts, coders = space.parameters
+    broken = replace(space, parameters=(*parts, replace(coders, values=("\ud800",))), forbidden=())
+    bench.fleet.connected = [bench.session(space_json=broken.to_json())]
+    await bench.service.begin({**REQUEST, "deployment": "chat"})
+    bench.fleet.connected = [bench.session(), bench.session("w1", deployment="batch")]
+    bench.clock.advance(1)
+    younger = (await bench.service.begin({**REQUEST, "deployment": "batch"}))["id"]
+    await bench.service.dispatch()
+    assert [(agent, task.study_id) for agent, task in bench.fleet.requests] == [("w1", younger)]
+
+
+async def test_a_stored_study_of_a_name_that_is_none_is_left_alone(bench: Any) -> None:
+    await bench.service.begin(REQUEST)
+    (good,) = await bench.store.studies.list()
+    spec = json.loads(good.spec)
+    spec["request"]["workload"] = "\ud800"
+    await bench.store.studies.create(replace(good, study_id="19700101-bad", spec=json.dumps(spec)), [])
+    bench.service = bench.make_service()
+    await bench.service.start()
+    await bench.service.stop()
+    assert [study["id"] for study in await bench.service.list()] == [good.study_id]
+    await bench.answer_all()
+    assert (await bench.service.get(good.study_id))["state"] == "finished"
 
 
 async def test_a_restarted_daemon_goes_on_where_it_stopped(bench: Any) -> None:
