@@ -12,6 +12,7 @@ from controld.admin.problem import UnavailableError
 from controld.candidates.exchange import export_document, read_document
 from controld.candidates.kvserve_library import LibraryTarget, library_model, map_library
 from controld.candidates.profile import Profile
+from controld.candidates.stored import StoredProfileReader, StoredProfiles
 from controld.contract.clock import Clock
 from controld.contract.errors import FieldError
 from controld.contract.space import StrategySpace
@@ -20,7 +21,10 @@ from controld.fleet.session import AgentSession
 from controld.profiling.results import profile_record
 from controld.store.errors import StoreError
 from controld.store.interface import Store
-from controld.store.records import AuditEvent
+from controld.store.records import AuditEvent, ProfileRecord
+
+CLOCK_SLACK_S = 86_400.0
+"""How much later than now an imported profile may say that it was measured: clocks and time zones differ."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,19 +46,25 @@ class CandidateExchange:
         self._sessions = sessions
         self._on_profiles = on_profiles
         self._clock = clock
+        self._reader = StoredProfileReader()
+
+    async def stored(self, workload: str | None = None) -> StoredProfiles:
+        """What the store holds: profiles, and the rows that are none."""
+        records = await self._store.profiles.list()
+        return await asyncio.to_thread(self._reader.read, records, workload=workload)
 
     async def export(self) -> Json:
-        """Every profile there is."""
-        records = await self._store.profiles.list()
+        """Every profile that can be read; rows that cannot are logged."""
+        stored = await self.stored()
+        for row in stored.unreadable:
+            _log.error("not exported: %s: %s", row.where, row.what)
         now_unix_s = self._clock.unix_s()
-        return await asyncio.to_thread(
-            lambda: export_document(
-                [Profile.from_json(record.document) for record in records], exported_unix_s=now_unix_s
-            )
-        )
+        return await asyncio.to_thread(export_document, stored.profiles, exported_unix_s=now_unix_s)
 
     async def take(self, text: str, wanted: CandidateImport) -> Json:
         """Store what a document holds, all or nothing; of the same measurement the newer one stays.
+
+        A stored row that cannot be read stays in nobody's way: it is replaced, whatever its date.
 
         Returns:
             `profiles` in the document, how many were `stored` and how many were `kept` as they are here because ours
@@ -71,13 +81,22 @@ class CandidateExchange:
             profiles: Sequence[Profile] = mapped.profiles
             unmapped = [{"profile_id": one.profile_id, "reason": one.reason} for one in mapped.unmapped]
         else:
-            profiles = await asyncio.to_thread(read_document, text)
-        stored = await self._store.profiles.add_newer([profile_record(profile) for profile in profiles])
+            latest_unix_s = self._clock.unix_s() + CLOCK_SLACK_S
+            profiles = await asyncio.to_thread(read_document, text, latest_unix_s=latest_unix_s)
+        stored = await self._add([profile_record(profile) for profile in profiles])
         if stored:
             self._on_profiles()
         outcome: Json = {"profiles": len(profiles), "stored": stored, "kept": len(profiles) - stored}
         await self._audit({"format": wanted.format.value, **outcome})
         return {**outcome, "unmapped": unmapped}
+
+    async def _add(self, records: Sequence[ProfileRecord]) -> int:
+        given = {record.key for record in records}
+        broken = [row.key for row in (await self.stored()).unreadable if row.key in given]
+        if broken:
+            # A crash before the next line loses only what nobody could read.
+            await self._store.profiles.delete(broken)
+        return await self._store.profiles.add_newer(records)
 
     async def _target(self, text: str, wanted: CandidateImport) -> LibraryTarget:
         name = await asyncio.to_thread(library_model, text)

@@ -107,6 +107,7 @@ class DaemonBackend:
             (EffectColumn.SERVICE_CLASS, EffectColumn.ARM_ID, EffectColumn.PATH), sender
         )
         damage = self._store.damage
+        unreadable = (await self._exchange.stored()).unreadable
         return {
             "version": __version__,
             "uptime_s": self._clock.unix_s() - self._started_unix_s,
@@ -153,6 +154,7 @@ class DaemonBackend:
                     if text
                 ),
                 *self._pin_alarms(),
+                *({"where": row.where, "what": row.what} for row in unreadable),
                 *([{"where": "store", "what": damage.problem, "set_aside": damage.set_aside}] if damage else []),
             ],
         }
@@ -192,9 +194,11 @@ class DaemonBackend:
         return await asyncio.to_thread(describe_spaces, self._fleet.sessions())
 
     async def candidates(self, workload: str | None) -> list[Json]:
-        """All profiles, with their mark on the Pareto front of their model and workload."""
-        records = await self._store.profiles.list(workload=workload)
-        profiles = [Profile.from_json(record.document) for record in records]
+        """All profiles, with their mark on the Pareto front of their model and workload.
+
+        Rows that cannot be read are left out; `candidate_problems` and the alarms of `status` name them.
+        """
+        profiles = (await self._exchange.stored(workload)).profiles
         groups: dict[tuple[str, str, str, str], list[Profile]] = {}
         for profile in profiles:
             key = (profile.model_fingerprint, profile.workload, profile.sender_hardware, profile.receiver_hardware)
@@ -213,6 +217,10 @@ class DaemonBackend:
             }
             for profile in profiles
         ]
+
+    async def candidate_problems(self, workload: str | None) -> list[Json]:
+        """Rows of the store that are no profiles: where, and what is wrong."""
+        return [{"where": row.where, "what": row.what} for row in (await self._exchange.stored(workload)).unreadable]
 
     async def export_candidates(self) -> Json:
         return await self._exchange.export()

@@ -177,7 +177,9 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
         return _json({"spaces": await backend.spaces()})
 
     async def candidates(request: web.Request) -> web.Response:
-        return _json({"candidates": await backend.candidates(_query(request, "workload"))})
+        workload = _query(request, "workload")
+        problems = await backend.candidate_problems(workload)
+        return _json({"candidates": await backend.candidates(workload), "problems": problems})
 
     async def export_candidates(_: web.Request) -> web.Response:
         return _json(await backend.export_candidates())

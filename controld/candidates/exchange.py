@@ -30,16 +30,18 @@ def export_document(profiles: Sequence[Profile], *, exported_unix_s: float) -> d
     }
 
 
-def read_document(text: str) -> list[Profile]:
+def read_document(text: str, *, latest_unix_s: float = math.inf) -> list[Profile]:
     """The profiles of a document, each marked as imported.
 
     Args:
         text: JSON, as `export_document` describes it.
+        latest_unix_s: nothing may be measured after this. Of the same measurement the newer one stays, so a date that
+            never comes would stay for ever.
 
     Raises:
         FieldError: not JSON, another format or version, a key that is unknown, missing or there twice, a value of
-            another type, a number that is not finite, an id that is not the configuration's, or one profile twice. The
-            field is named by its path, as in `profiles[3].encode.a_s`.
+            another type, a number that is not finite or out of range, a date that is too late, an id that is not the
+            configuration's, or one profile twice. The field is named by its path, as in `profiles[3].encode.a_s`.
     """
     document = read_json_object(text)
     require_keys(document, "", ("format", "version", "exported_unix_s", "profiles"))
@@ -55,6 +57,10 @@ def read_document(text: str) -> list[Profile]:
     for index, entry in enumerate(document["profiles"]):
         path = f"profiles[{index}]"
         profile = _read_profile(entry, path)
+        if profile.measured_unix_s > latest_unix_s:
+            raise FieldError(
+                f"{path}.measured_unix_s", f"{profile.measured_unix_s:.0f} is in the future", hint="check both clocks"
+            )
         first = seen.setdefault(profile_identity(profile), index)
         if first != index:
             raise FieldError(path, f"is profiles[{first}] again: same model, workload, configuration and hardware")

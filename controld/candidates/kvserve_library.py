@@ -137,26 +137,31 @@ def _profile(
         f"{path}.compression_config",
         target.space,
     )
+    if speed * _BYTES_PER_MEGABYTE < 1:
+        raise FieldError(f"{path}.performance_metrics.harmonic_speed_mbps", f"{speed:g} is under one byte per second")
     half = StageTime(0.0, 1.0 / (speed * _BYTES_PER_MEGABYTE))
     hardware = f"{HARDWARE_PREFIX}{metadata['machine']}"
-    return Profile(
-        configuration=configuration,
-        workload=target.workload or str(metadata["dataset"]),
-        model_fingerprint=target.model_fingerprint,
-        loss_mean_nats=0.0,
-        loss_se_nats=0.0,
-        loss_samples=0,
-        loss_upper_nats=math.inf,
-        worst_prompt_tokens=0,
-        ratio=ratio,
-        encode=half,
-        decode=half,
-        median_transfer_bytes=float(metadata["input_length"]) * target.kv_bytes_per_token,
-        sender_hardware=hardware,
-        receiver_hardware=hardware,
-        corpus=str(metadata["dataset"]),
-        provenance=f"{IMPORTED}KVServe {profile_id}, {metric} {accuracy:.6g}, no loss measured, times are a prior",
-    )
+    try:
+        return Profile(
+            configuration=configuration,
+            workload=target.workload or str(metadata["dataset"]),
+            model_fingerprint=target.model_fingerprint,
+            loss_mean_nats=0.0,
+            loss_se_nats=0.0,
+            loss_samples=0,
+            loss_upper_nats=math.inf,
+            worst_prompt_tokens=0,
+            ratio=ratio,
+            encode=half,
+            decode=half,
+            median_transfer_bytes=float(metadata["input_length"]) * target.kv_bytes_per_token,
+            sender_hardware=hardware,
+            receiver_hardware=hardware,
+            corpus=str(metadata["dataset"]),
+            provenance=f"{IMPORTED}KVServe {profile_id}, {metric} {accuracy:.6g}, no loss measured, times are a prior",
+        )
+    except FieldError as error:
+        raise FieldError(path, f"makes an impossible profile: {error.message}", hint=error.hint) from error
 
 
 def _configuration(config: Mapping[str, Any], path: str, space: StrategySpace) -> Configuration:

@@ -18,6 +18,18 @@ from controld.contract.errors import FieldError
 
 _FORMAT = 1
 
+MAX_LOSS_NATS = 1e6
+MAX_ERROR_LOG_SD = 1e3
+MIN_RATIO, MAX_RATIO = 1e-3, 1e6
+MAX_STAGE_A_S = 86_400.0
+MAX_STAGE_B_S_PER_BYTE = 1.0
+MIN_TRANSFER_BYTES, MAX_TRANSFER_BYTES = 1.0, 1e15
+MAX_COUNT = 2**31 - 1
+MAX_UNIX_S = 253_402_300_799.0
+"""The last second of the year 9999: what calendars can show."""
+
+_TEXTS = ("workload", "model_fingerprint", "arm_id", "sender_hardware", "receiver_hardware", "corpus", "provenance")
+
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
@@ -105,6 +117,10 @@ class QualityKey:
 class Profile:
     """A configuration with what was measured of it.
 
+    Every number has a limit far beyond what any machine does, so that all that is worked out of it is finite: losses up
+    to 1e6 nats, ratios from 1e-3 to 1e6, a median transfer from one byte to 1e15 (a petabyte), stages of up to a day
+    plus one second per byte (none at all for what costs no time), dates up to the year 9999, counts below 2^31.
+
     Args:
         arm_id: the configuration's id.
         loss_mean_nats, loss_se_nats, loss_samples: mean, standard error over segments and their number at the worst
@@ -151,18 +167,25 @@ class Profile:
             object.__setattr__(self, "arm_id", self.configuration.config_id)
         if self.arm_id != self.configuration.config_id:
             raise FieldError("profile.arm_id", f"{self.arm_id} is not {self.configuration.config_id}")
-        for name in ("loss_mean_nats", "loss_se_nats", "measured_unix_s", "error_mean", "error_log_sd"):
-            value = getattr(self, name)
-            if not math.isfinite(value) or value < 0:
-                raise FieldError(f"profile.{name}", f"{value} is not a finite non-negative number")
-        for name in ("ratio", "median_transfer_bytes"):
-            value = getattr(self, name)
-            if not math.isfinite(value) or value <= 0:
-                raise FieldError(f"profile.{name}", f"{value} is not a finite positive number")
-        if min(self.loss_samples, self.worst_prompt_tokens, self.error_samples) < 0:
-            raise FieldError("profile.loss_samples", "counts cannot be negative")
-        if self.error_mean > MAX_RECONSTRUCTION_ERROR:
-            raise FieldError("profile.error_mean", f"{self.error_mean} is above {MAX_RECONSTRUCTION_ERROR:g}")
+        for name, value, low, high in (
+            ("loss_mean_nats", self.loss_mean_nats, 0.0, MAX_LOSS_NATS),
+            ("loss_se_nats", self.loss_se_nats, 0.0, MAX_LOSS_NATS),
+            ("loss_samples", self.loss_samples, 0, MAX_COUNT),
+            ("worst_prompt_tokens", self.worst_prompt_tokens, 0, MAX_COUNT),
+            ("ratio", self.ratio, MIN_RATIO, MAX_RATIO),
+            ("encode.a_s", self.encode.a_s, 0.0, MAX_STAGE_A_S),
+            ("encode.b_s_per_byte", self.encode.b_s_per_byte, 0.0, MAX_STAGE_B_S_PER_BYTE),
+            ("decode.a_s", self.decode.a_s, 0.0, MAX_STAGE_A_S),
+            ("decode.b_s_per_byte", self.decode.b_s_per_byte, 0.0, MAX_STAGE_B_S_PER_BYTE),
+            ("median_transfer_bytes", self.median_transfer_bytes, MIN_TRANSFER_BYTES, MAX_TRANSFER_BYTES),
+            ("measured_unix_s", self.measured_unix_s, 0.0, MAX_UNIX_S),
+            ("error_mean", self.error_mean, 0.0, MAX_RECONSTRUCTION_ERROR),
+            ("error_log_sd", self.error_log_sd, 0.0, MAX_ERROR_LOG_SD),
+            ("error_samples", self.error_samples, 0, MAX_COUNT),
+        ):
+            # Written so that NaN is refused too.
+            if not low <= value <= high:
+                raise FieldError(f"profile.{name}", f"{value!s:.40} is not in {low:g}..{high:g}")
         if math.isnan(self.loss_upper_nats):
             bound = upper_bound_95(self.loss_mean_nats, self.loss_se_nats, self.loss_samples)
             object.__setattr__(self, "loss_upper_nats", bound)
@@ -217,6 +240,9 @@ class Profile:
         values = dict(document)
         if values.pop("format", None) != _FORMAT:
             raise FieldError("profile.format", f"is not {_FORMAT}")
+        for name in _TEXTS:
+            if not isinstance(values.get(name, ""), str):
+                raise FieldError(f"profile.{name}", "is not a text")
         try:
             upper = values.pop("loss_upper_nats")
             return cls(
@@ -228,7 +254,7 @@ class Profile:
                     "loss_upper_nats": math.inf if upper is None else upper,
                 }
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise FieldError("profile", f"not a profile: {error}") from error
 
     @classmethod
@@ -236,7 +262,7 @@ class Profile:
         """Parse what `to_json` wrote. Raises: FieldError."""
         try:
             document = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FieldError("profile", f"not JSON: {error}") from error
         if not isinstance(document, dict):
             raise FieldError("profile", "not a JSON object")

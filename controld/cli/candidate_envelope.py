@@ -109,12 +109,13 @@ def _interval(interval: Interval, rows: Sequence[Row], lines: Lines) -> dict[str
 
 
 def _print(document: Mapping[str, Any]) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     sender, receiver = document["sender_hardware"], document["receiver_hardware"]
     places = sender if sender == receiver else f"{sender} -> {receiver}"
     title = f"workload {document['workload']}, model {document['model_fingerprint'][:12]}, {places}"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
     for name in ("bandwidth", "id", "configuration"):
         table.add_column(name, no_wrap=True)
     for name in ("loss at most", "ratio", "time", "faster than raw"):
@@ -125,8 +126,8 @@ def _print(document: Mapping[str, Any]) -> None:
         gains = sorted((item["gain_at_low"], item["gain_at_high"]))
         table.add_row(
             _rates(low, high),
-            item["config_id"][:8],
-            item["configuration"],
+            escape(item["config_id"][:8]),
+            escape(item["configuration"]),
             "?" if upper is None else f"{upper:.5f}",
             f"{item['ratio']:.2f}",
             _times(item["seconds_at_high"], item["seconds_at_low"]),

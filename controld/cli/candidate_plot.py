@@ -101,7 +101,7 @@ def _write_picture(rows: Sequence[Row], path: Path) -> None:
     colours = _coder_colours(rows)
     parts = figure.subfigures(len(groups), 1, squeeze=False)[:, 0]
     for part, (title, members) in zip(parts, groups, strict=True):
-        part.suptitle(f"{title}\nfilled = on the Pareto front", fontsize=10)
+        part.suptitle(f"{_plain(title)}\nfilled = on the Pareto front", fontsize=10)
         grid = part.add_gridspec(1, 2, width_ratios=(1, 1.1))
         _plot_loss_and_bytes(part.add_subplot(grid[0]), members, colours)
         _plot_space(part.add_subplot(grid[1], projection="3d"), members, colours)
@@ -130,6 +130,11 @@ def _seconds_per_byte(row: Row) -> float:
     return max(float(row["latency_s_per_byte"]), 1e-15)
 
 
+def _plain(text: str) -> str:
+    """The text as matplotlib draws it letter by letter: dollars would begin a formula, which may not parse."""
+    return text.replace("$", r"\$")
+
+
 def _coder(row: Row) -> str:
     return str(row["configuration"].get("code", ""))
 
@@ -140,7 +145,7 @@ def _coder_colours(rows: Sequence[Row]) -> dict[str, str]:
 
 def _plot_loss_and_bytes(axes: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
     for code, colour in colours.items():
-        label: str | None = code
+        label: str | None = _plain(code)
         for on_front in (True, False):
             chosen = [row for row in rows if _coder(row) == code and bool(row["pareto"]) is on_front]
             if not chosen:
@@ -161,7 +166,7 @@ def _plot_loss_and_bytes(axes: Any, rows: Sequence[Row], colours: dict[str, str]
             label = None
     for row in _spread(_staircase(rows), _MAX_LABELS):
         axes.annotate(
-            configuration_label({name: value for name, value in row["configuration"].items() if name != "code"}),
+            _plain(configuration_label({name: v for name, v in row["configuration"].items() if name != "code"})),
             (row["bytes_objective"], _loss(row)),
             textcoords="offset points",
             xytext=(-6, -4),

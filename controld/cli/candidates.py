@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -84,7 +85,10 @@ def _list(client: AdminClient, arguments: Namespace) -> int:
             code="cli.plot",
             hint=f"a folder, or a file that ends in {', '.join(_PLOT_SUFFIXES)}",
         )
-    stored = client.get("/v1/candidates", workload=arguments.workload)["candidates"]
+    answer = client.get("/v1/candidates", workload=arguments.workload)
+    stored = answer["candidates"]
+    for problem in answer.get("problems", ()):
+        print(f"{problem['where']}: {problem['what']}", file=sys.stderr)
     rows = sorted((row for row in stored if _wanted(row, arguments)), key=_order)
     if arguments.envelope and rows:
         from controld.cli.candidate_envelope import show_envelopes
@@ -187,6 +191,7 @@ def megabytes_per_s(row: dict[str, Any], stage: str) -> float:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     out = console()
@@ -197,7 +202,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
     for (workload, fingerprint, sender, receiver), members in groups.items():
         places = sender if sender == receiver else f"{sender} -> {receiver}"
         title = f"workload {workload}, model {fingerprint[:12]}, {places}, {members[0]['corpus']}"
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
         cells = [_cells(row) for row in members]
         for name, *column in zip(_COLUMNS, *cells, strict=True):
             # Ids and numbers are never cut: what gives way is the configuration, then where it was measured.
@@ -205,7 +210,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
             justify: Literal["left", "right"] = "right" if name in _NUMBERS else "left"
             table.add_column(name, no_wrap=True, min_width=kept, overflow="ellipsis", justify=justify)
         for row_cells in cells:
-            table.add_row(*row_cells)
+            table.add_row(*map(escape, row_cells))
         out.print(table)
         out.print(f"V* = {members[0]['median_transfer_bytes'] / 1e6:.1f} MB of raw KV, in the plane's frames\n")
 

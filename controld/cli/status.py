@@ -39,29 +39,31 @@ def run(arguments: Namespace) -> int:
 
 
 def _show(status: dict[str, Any]) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     out = console()
     out.print(
-        f"controld {status['version']}, up {format_duration(status['uptime_s'])},"
+        f"controld {escape(status['version'])}, up {format_duration(status['uptime_s'])},"
         f" policy generation {status['policy_generation']}, table version {status['published_version']}"
     )
     for problem in status["policy_problems"]:
-        out.print(f"[red]policy files refused:[/red] {problem['text']}")
+        out.print(f"[red]policy files refused:[/red] {escape(problem['text'])}")
     for alarm in status["alarms"]:
-        out.print(f"[red]alarm[/red] {alarm['where']}: {alarm['what']}")
+        out.print(f"[red]alarm[/red] {escape(alarm['where'])}: {escape(alarm['what'])}")
     agents = Table("agent", "plane", "role", "attached", "table", title="Agents")
     for agent in status["agents"]:
         attached = "yes" if agent["attached"] else f"no: {agent['attach_reason']}"
         table = f"{agent['effective_version']}{' (degraded)' if agent['degraded'] else ''}"
-        agents.add_row(agent["agent_id"], f"{agent['kind']}/{agent['deployment']}", agent["role"], attached, table)
+        plane = f"{agent['kind']}/{agent['deployment']}"
+        agents.add_row(*map(escape, (agent["agent_id"], plane, agent["role"], attached, table)))
     links = Table("agent", "tier", "bandwidth", "age", "offered", "backlog", title="Links, as agents see them")
     for link in status["links"]:
         known = link["bandwidth_bytes_per_s"] > 0
         spread = f" +- {format_rate(link['bandwidth_sd_bytes_per_s'])}"
         links.add_row(
-            link["agent_id"],
-            link["tier"],
+            escape(link["agent_id"]),
+            escape(link["tier"]),
             format_rate(link["bandwidth_bytes_per_s"]) + spread if known else "not seen yet",
             format_duration(link["bandwidth_age_s"]) if known else "-",
             format_rate(link["offered_bytes_per_s"]),
@@ -71,23 +73,26 @@ def _show(status: dict[str, Any]) -> None:
     for row in status["transfers"]:
         ratio = f"{row['raw_bytes'] / row['wire_bytes']:.2f}" if row["wire_bytes"] else "-"
         sizes = (format_size(row["raw_bytes"]), format_size(row["wire_bytes"]), ratio)
-        transfers.add_row(row["service_class"], row["arm_id"], row["path"], str(row["transfers"]), *sizes)
+        names = map(escape, (row["service_class"], row["arm_id"], row["path"]))
+        transfers.add_row(*names, str(row["transfers"]), *sizes)
     lately = Table("class", "median", "P90", "P99", "transfers", title="Sizes of transfers, lately (raw KV)")
     for name, size in status["sizes"].items():
         shown = (format_size(size[key]) for key in ("median_bytes", "p90_bytes", "p99_bytes"))
-        lately.add_row(name, *shown, f"{size['weight']:.0f}")
+        lately.add_row(escape(name), *shown, f"{size['weight']:.0f}")
     for table_or_none in (agents, links, transfers, lately, _tenants(status), _guard_table(status["guard"])):
         if table_or_none.row_count:
             out.print(table_or_none)
     for plane in status["tenants"]:
         if plane["jain_index"] is not None:
             out.print(
-                f"fairness of {plane['kind']}/{plane['deployment']}: Jain's index of slowdown {plane['jain_index']:.2f}"
+                f"fairness of {escape(plane['kind'] + '/' + plane['deployment'])}:"
+                f" Jain's index of slowdown {plane['jain_index']:.2f}"
             )
 
 
 def _tenants(status: dict[str, Any]) -> Table:
     """Tenants of policies that have several."""
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(
@@ -104,8 +109,8 @@ def _tenants(status: dict[str, Any]) -> Table:
         for tenant in plane["tenants"] if len(plane["tenants"]) > 1 else ():
             slowdown = tenant["slowdown"]
             table.add_row(
-                f"{plane['kind']}/{plane['deployment']}",
-                tenant["name"],
+                escape(f"{plane['kind']}/{plane['deployment']}"),
+                escape(tenant["name"]),
                 f"{tenant['share'] * 100:.3g}%",
                 str(tenant["transfers"]),
                 format_size(tenant["raw_bytes"]),
@@ -117,18 +122,19 @@ def _tenants(status: dict[str, Any]) -> Table:
 
 def _guard_table(rows: list[dict[str, Any]]) -> Table:
     """What the quality guard has seen; suspicion reaches 1 where an arm is pinned off."""
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("class", "arm", "state", "checked", "error", "normal", "suspicion", title="Quality guard")
     for row in rows:
         normal = "not known yet" if row["normal_error"] is None else f"{row['normal_error']:.4g} ({row['normal_from']})"
         table.add_row(
-            row["service_class"],
-            row["arm_id"],
-            row["state"].replace("_", " "),
+            escape(row["service_class"]),
+            escape(row["arm_id"]),
+            escape(row["state"].replace("_", " ")),
             str(row["samples"]),
             f"{row['last_error']:.4g}",
-            normal,
+            escape(normal),
             f"{row['suspicion']:.2f}",
         )
     return table

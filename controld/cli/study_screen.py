@@ -74,15 +74,16 @@ def footer(study: dict[str, Any]) -> str:
 
 
 def _trials(trials: list[dict[str, Any]]) -> RenderableType:
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("trial", "chosen by", "configuration", "state", "segments", "loss (nats/token)", "time", box=None)
     for trial in trials:
         table.add_row(
-            trial["id"],
-            trial["source"],
-            configuration_label(trial["lossy"]),
-            _STYLES.get(trial["state"], "{}").format(trial["state"]),
+            escape(trial["id"]),
+            escape(trial["source"]),
+            escape(configuration_label(trial["lossy"])),
+            _STYLES.get(trial["state"], "{}").format(escape(trial["state"])),
             f"{trial['segments_done']}/{trial['segments_total']}",
             loss_text(trial),
             f"{trial['seconds']:.0f} s" if trial["seconds"] else "",
@@ -91,6 +92,7 @@ def _trials(trials: list[dict[str, Any]]) -> RenderableType:
 
 
 def _front(front: list[dict[str, Any]]) -> RenderableType:
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("on the front", box=None)
@@ -98,5 +100,7 @@ def _front(front: list[dict[str, Any]]) -> RenderableType:
         table.add_column(name, justify="right")
     for point in front:
         ratio = "" if point["ratio"] is None else f"{point['ratio']:.2f}"
-        table.add_row(point["label"], f"{point['loss_nats']:.5f}", ratio, f"{point['seconds_per_byte'] * 1e9:.2f}")
+        table.add_row(
+            escape(point["label"]), f"{point['loss_nats']:.5f}", ratio, f"{point['seconds_per_byte'] * 1e9:.2f}"
+        )
     return table

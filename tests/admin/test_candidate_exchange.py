@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from controld.admin.backend import CandidateImport, ImportFormat
-from controld.admin.candidate_exchange import CandidateExchange
+from controld.admin.candidate_exchange import CLOCK_SLACK_S, CandidateExchange
 from controld.admin.problem import UnavailableError
 from controld.candidates.exchange import export_document
 from controld.candidates.profile import Profile, StageTime
@@ -177,3 +177,32 @@ async def test_two_models_of_one_name_must_be_told_apart(desk: Desk) -> None:
     await desk.exchange.take(library(), replace(KVSERVE, model="n" * 64))
     with pytest.raises(UnavailableError):
         await desk.exchange.take(library(), replace(KVSERVE, model="o" * 64))
+
+
+async def test_a_date_that_is_yet_to_come_is_refused_and_the_honest_profile_stays(desk: Desk) -> None:
+    now_unix_s = ManualClock().unix_s()
+    await desk.store.profiles.upsert([record(profile(now_unix_s, ratio=4.0))])
+    for late in (now_unix_s + CLOCK_SLACK_S + 1, 1e308):
+        forged = json.loads(document(profile(ratio=9.0)))
+        forged["profiles"][0]["measured_unix_s"] = late
+        with pytest.raises(FieldError) as caught:
+            await desk.exchange.take(json.dumps(forged), OURS)
+        assert caught.value.field == "profiles[0].measured_unix_s"
+    assert [one.ratio for one in await desk.profiles()] == [4.0]
+    await desk.exchange.take(document(profile(now_unix_s + CLOCK_SLACK_S, ratio=5.0)), OURS)
+    assert [one.ratio for one in await desk.profiles()] == [5.0], "clocks may differ by a day"
+
+
+async def test_a_damaged_row_keeps_nothing_back_and_an_import_replaces_it(desk: Desk) -> None:
+    good, other = profile(), profile(code="zstd")
+    damaged = replace(record(other), document="{{{", updated_unix_s=1e308)
+    await desk.store.profiles.upsert([record(good), damaged])
+    stored = await desk.exchange.stored()
+    assert stored.profiles == (good,)
+    assert [row.key for row in stored.unreadable] == [damaged.key]
+    assert [one["arm_id"] for one in (await desk.exchange.export())["profiles"]] == [good.arm_id]
+    # Of the row that can be read the one that is here stays, as ever.
+    outcome = await desk.exchange.take(document(good, other), OURS)
+    assert outcome == {"profiles": 2, "stored": 1, "kept": 1, "unmapped": []}
+    assert {one.arm_id for one in (await desk.exchange.stored()).profiles} == {good.arm_id, other.arm_id}
+    assert not (await desk.exchange.stored()).unreadable

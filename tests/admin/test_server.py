@@ -45,6 +45,9 @@ class RecordedBackend:
     async def candidates(self, workload: str | None) -> list[dict[str, Any]]:
         return [{"workload": workload}]
 
+    async def candidate_problems(self, workload: str | None) -> list[dict[str, Any]]:
+        return [{"where": "row 1", "what": f"no profile of {workload}"}]
+
     async def export_candidates(self) -> dict[str, Any]:
         return {"profiles": []}
 

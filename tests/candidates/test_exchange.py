@@ -95,6 +95,10 @@ def at(*keys: Any, value: Any) -> Change:
         (at("profiles", 1, "ratio", value="4.5"), "profiles[1].ratio"),
         (at("profiles", 1, "ratio", value=True), "profiles[1].ratio"),
         (at("profiles", 1, "ratio", value=0), "profiles[1].ratio"),
+        (at("profiles", 1, "ratio", value=5e-324), "profiles[1].ratio"),
+        (at("profiles", 1, "median_transfer_bytes", value=5e-324), "profiles[1].median_transfer_bytes"),
+        (at("profiles", 1, "loss_samples", value=10**400), "profiles[1].loss_samples"),
+        (at("profiles", 1, "measured_unix_s", value=1e308), "profiles[1].measured_unix_s"),
         (at("profiles", 1, "loss_mean_nats", value=-1e-3), "profiles[1].loss_mean_nats"),
         (at("profiles", 1, "loss_samples", value=2.5), "profiles[1].loss_samples"),
         (at("profiles", 0, "loss_upper_nats", value=0.001), "profiles[0].loss_upper_nats"),
@@ -103,6 +107,8 @@ def at(*keys: Any, value: Any) -> Change:
         (at("profiles", 1, "corpus", value="a\ud800"), "profiles[1].corpus"),
         (at("profiles", 1, "encode", value=3e-9), "profiles[1].encode"),
         (at("profiles", 1, "encode", "a_s", value=math.inf), "profiles[1].encode.a_s"),
+        (at("profiles", 1, "encode", "a_s", value=1e308), "profiles[1].encode.a_s"),
+        (at("profiles", 1, "decode", "b_s_per_byte", value=1e308), "profiles[1].decode.b_s_per_byte"),
         (at("profiles", 1, "encode", "b_s_per_byte", value=-1.0), "profiles[1].encode.b_s_per_byte"),
         (at("profiles", 1, "encode", "c", value=1.0), "profiles[1].encode.c"),
         (at("profiles", 1, "configuration", value=[]), "profiles[1].configuration"),
@@ -124,3 +130,11 @@ def test_what_is_wrong_is_refused_by_its_path(change: Change, field: str) -> Non
 def test_what_is_no_document_is_refused(text: str) -> None:
     with pytest.raises(FieldError):
         read_document(text)
+
+
+def test_nothing_is_measured_after_the_given_date() -> None:
+    text = json.dumps(exported(ONE, UNBOUNDED))
+    assert len(read_document(text, latest_unix_s=ONE.measured_unix_s)) == 2
+    with pytest.raises(FieldError, match="in the future") as caught:
+        read_document(text, latest_unix_s=ONE.measured_unix_s - 1)
+    assert caught.value.field == "profiles[0].measured_unix_s"

@@ -215,3 +215,14 @@ def test_the_model_is_read_from_the_library_and_nothing_else_is_one() -> None:
     for text in ("{}", "[]", '{"library_metadata": {"model_name": 3}}'):
         with pytest.raises(FieldError):
             library_model(text)
+
+
+@pytest.mark.parametrize(
+    "performance",
+    [{"compression_ratio": 1e308}, {"compression_ratio": 5e-324}, {"harmonic_speed_mbps": 5e-324}],
+    ids=str,
+)
+def test_numbers_that_no_machine_has_are_refused_by_their_path(performance: dict[str, float]) -> None:
+    with pytest.raises(FieldError) as caught:
+        mapped(entry(performance=performance))
+    assert caught.value.field.startswith("accuracy_buckets[0].pareto_profiles[0]")

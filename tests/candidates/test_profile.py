@@ -1,13 +1,25 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controld.candidates.profile import Profile, StageTime, fit_stage_time
+from controld.candidates.profile import (
+    MAX_RATIO,
+    MAX_STAGE_A_S,
+    MAX_STAGE_B_S_PER_BYTE,
+    MAX_TRANSFER_BYTES,
+    MAX_UNIX_S,
+    MIN_RATIO,
+    MIN_TRANSFER_BYTES,
+    Profile,
+    StageTime,
+    fit_stage_time,
+)
 from controld.candidates.statistics import normal_cdf, t_quantile_95, upper_bound_95
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
@@ -103,11 +115,35 @@ def test_json_round_trip(samples: int) -> None:
         {"error_mean": 1e9},
         {"error_log_sd": math.inf},
         {"error_samples": -1},
+        {"error_samples": 2**31},
+        {"loss_samples": 10**400},
+        {"loss_mean_nats": 1e308},
+        {"loss_se_nats": 1e308},
+        {"error_log_sd": 1e4},
+        {"ratio": 5e-324},
+        {"ratio": 1e308},
+        {"median_transfer_bytes": 5e-324},
+        {"median_transfer_bytes": 1e300},
+        {"encode": StageTime(1e308, 0.0)},
+        {"decode": StageTime(0.0, 1e308)},
+        {"measured_unix_s": 1e308},
     ],
 )
 def test_impossible_profiles_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(FieldError):
         profile(**changes)
+
+
+def test_whatever_is_let_in_has_finite_objectives() -> None:
+    slow, free = StageTime(MAX_STAGE_A_S, MAX_STAGE_B_S_PER_BYTE), StageTime(0.0, 0.0)
+    for ratio in (MIN_RATIO, MAX_RATIO):
+        for volume in (MIN_TRANSFER_BYTES, MAX_TRANSFER_BYTES):
+            for stage in (slow, free):
+                made = profile(ratio=ratio, median_transfer_bytes=volume, encode=stage, decode=stage)
+                assert np.isfinite(made.objectives).all()
+                assert math.isfinite(stage.seconds(volume))
+    shown = time.gmtime(profile(measured_unix_s=MAX_UNIX_S).measured_unix_s)
+    assert shown.tm_year == 9999
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "loss_upper_nats": 1}'])
