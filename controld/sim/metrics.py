@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from controld.contract.errors import FieldError
+from controld.controller.fairness import jain_index
 from controld.sim.alone import service_alone_s
 from controld.sim.deciders.base import Menu
 from controld.sim.record import Run, TransferRecord
@@ -70,7 +71,7 @@ def jain(values: Sequence[float] | np.ndarray, weights: Sequence[float] | np.nda
         array = array / np.asarray(weights, dtype=np.float64)
     if not len(array) or not np.isfinite(array).all() or (array <= 0).any():
         raise FieldError("values", "Jain's index is of positive finite numbers, one at least")
-    return float(array.sum() ** 2 / (len(array) * (array**2).sum()))
+    return jain_index(array.tolist())
 
 
 def tenant_slowdowns(run: Run, slowdown: np.ndarray) -> dict[str, float]:
