@@ -6,6 +6,7 @@ several parts go through the model in one forward pass, and codecs find their me
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,8 @@ from dataplanes.kvcodec import ArtefactShelf, CodecError, KVLayout, decode_frame
 from dataplanes.sglang.model_identity import identify_model
 from dataplanes.sglang.profiler.coder_cost import measure_coder
 from dataplanes.sglang.profiler.corpus import python_manual
-from dataplanes.sglang.profiler.quality import Planes, Prompt, QualityMeter, bank_for, load_model
+from dataplanes.sglang.profiler.quality import Planes, Prompt, PromptBank, QualityMeter, bank_for, load_model
+from dataplanes.sglang.profiler.segments import TextSegments
 from dataplanes.sglang.profiler.wire_codec import FRAME_BYTES, FrameCodec, layout_of
 
 PAGE_TOKENS: Final = 64
@@ -187,9 +189,11 @@ class TruthBench:
         artefacts_dir: of calibrated artefacts; those of this model are used.
         prompt_tokens, continuation_tokens, segments: what is measured on, of the Python manual's held-out part.
         batch_parts: how many parts go through the model at once.
+        tokens_file: the tokens of another text instead, as `{"corpus": name, "token_ids": [...]}`: every Python has
+            another manual.
 
     Raises:
-        CorpusError: the manual has fewer segments.
+        CorpusError: the text has fewer segments.
     """
 
     def __init__(
@@ -201,13 +205,19 @@ class TruthBench:
         continuation_tokens: int,
         segments: int,
         batch_parts: int,
+        tokens_file: Path | None = None,
     ) -> None:
         self.identity = identify_model(model_dir)
         self.layout = layout_of(self.identity, page_tokens=PAGE_TOKENS)
         self.artefacts = ArtefactShelf.of_folder(artefacts_dir, self.identity.fingerprint)
         model = load_model(model_dir)
         self.meter = QualityMeter(model, kv_dtype=getattr(torch, self.identity.kv_dtype))
-        bank = bank_for(self.meter, model_dir, python_manual(), continuation_tokens=continuation_tokens)
+        if tokens_file is None:
+            bank = bank_for(self.meter, model_dir, python_manual(), continuation_tokens=continuation_tokens)
+        else:
+            text = json.loads(tokens_file.read_text())
+            segments_of = TextSegments(torch.tensor(text["token_ids"]), continuation_tokens)
+            bank = PromptBank(self.meter, segments_of, text["corpus"])
         bank.require_segments(prompt_tokens, segments)
         self.corpus_label = bank.corpus_label
         self.prompts = [bank.prompt(prompt_tokens, segment) for segment in range(segments)]
