@@ -235,7 +235,9 @@ def test_random_rows_of_the_table_are_measured_again(bench: Any, calibrated: boo
     for number, part in zip(numbers, bench.measure(wanted), strict=True):
         assert part.lossy == loaded.parts[number]
         loss = float(np.mean(part.losses))
-        within = 1e-3 * loaded.loss_nats[number] if alike else 3 * loaded.loss_se_nats[number]
+        # Two segments that happen to agree have a standard error of next to nothing: elsewhere a hundredth is allowed.
+        elsewhere = max(3 * loaded.loss_se_nats[number], 0.01 * loaded.loss_nats[number])
+        within = 1e-3 * loaded.loss_nats[number] if alike else elsewhere
         assert loss == pytest.approx(loaded.loss_nats[number], abs=max(within, 1e-6))
         sizes = {code: timing.wire_bytes for code, timing in part.coders.items()}
         for code, size in loaded.wire_bytes[number].items():
