@@ -48,6 +48,7 @@ from controld.sim.deciders.oracle import Oracle
 from controld.sim.deciders.production import ProductionController, grid_within
 from controld.sim.engine import simulate
 from controld.sim.link import LinkTruth
+from controld.sim.metrics import regret
 from controld.sim.record import Arrival, Run
 from controld.sim.schedule import Drift, RatePoint, RateSchedule
 from controld.sim.world import CodecTruth, Noise, World
@@ -243,11 +244,11 @@ def run(scenario: Scenario) -> Outcome:
         scenario=scenario.name,
         profiles=scenario.profiles.name,
         seed=scenario.seed,
-        regret=_seconds(ours) / _seconds(best) - 1,
-        kvserve_regret=_seconds(rivals[0]) / _seconds(best) - 1,
-        kvserve_exploring_regret=_seconds(rivals[1]) / _seconds(best) - 1,
-        raw_regret=_seconds(statics[RAW]) / _seconds(best) - 1,
-        best_static_regret=min(map(_seconds, statics.values())) / _seconds(best) - 1,
+        regret=regret(ours, best),
+        kvserve_regret=regret(rivals[0], best),
+        kvserve_exploring_regret=regret(rivals[1], best),
+        raw_regret=regret(statics[RAW], best),
+        best_static_regret=min(regret(one, best) for one in statics.values()),
         worst_vs_static=worst,
         worst_settling=max(settling),
         worst_segment=segment,
@@ -257,12 +258,8 @@ def run(scenario: Scenario) -> Outcome:
     )
 
 
-def _seconds(run: Run, part: tuple[int, int] = (0, 10**9)) -> float:
-    return sum(record.total_s for record in run.records[slice(*part)])
-
-
 def _vs_static(ours: Run, statics: dict[str, Run], part: tuple[int, int]) -> float:
-    return _seconds(ours, part) / min(_seconds(one, part) for one in statics.values())
+    return 1 + max(regret(ours, one, part) for one in statics.values())
 
 
 # ------------------------------------------------------------------------------------------ all of them
@@ -301,14 +298,14 @@ def show_fairness(found: Sequence[tuple[str, Fairness]], console: Console) -> No
 def last_line(outcomes: Sequence[Outcome], fairness: Sequence[tuple[str, Fairness]]) -> str:
     """Means over scenarios and seeds; the worst segment of all. Scenarios that are extra are left out."""
     outcomes = [one for one in outcomes if not one.is_extra]
-    regret = statistics.fmean(one.regret for one in outcomes)
+    ours = statistics.fmean(one.regret for one in outcomes)
     rival = min(
         statistics.fmean(one.kvserve_regret for one in outcomes),
         statistics.fmean(one.kvserve_exploring_regret for one in outcomes),
     )
     worst = max(one.worst_vs_static for one in outcomes)
     both = min(one.jain for _, one in fairness if one.name == "both levers")
-    return f"regret={regret:.3f} worst_vs_static={worst:.3f} kvserve_regret={rival:.3f} jain={both:.2f}"
+    return f"regret={ours:.3f} worst_vs_static={worst:.3f} kvserve_regret={rival:.3f} jain={both:.2f}"
 
 
 def main() -> None:

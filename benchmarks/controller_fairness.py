@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from controller_profiles import ProfileSet
 
@@ -31,7 +32,7 @@ from controld.sim.deciders.production import ProductionController, grid_within
 from controld.sim.engine import simulate
 from controld.sim.link import LinkTruth
 from controld.sim.metrics import jain
-from controld.sim.queues import FifoQueue
+from controld.sim.queues import FifoQueue, TransferQueue
 from controld.sim.record import Arrival
 from controld.sim.schedule import RateSchedule
 from controld.sim.world import CodecTruth, Noise, World
@@ -137,9 +138,9 @@ def _serve(
     name: str, decider: Decider, fair: bool, world: World, whole: Sequence[Arrival],
     parts: Sequence[tuple[int, Arrival]], alone: dict[str, float], seed: int,
 ) -> Fairness:  # fmt: skip
-    new_queue: Callable[[], FifoQueue] = FifoQueue
-    if fair:
-        new_queue = lambda: FairQueue({GREEDY: 1.0, MODEST: 1.0})  # type: ignore[assignment,return-value]  # noqa: E731
+    def new_queue() -> TransferQueue[Any]:
+        return FairQueue({GREEDY: 1.0, MODEST: 1.0}) if fair else FifoQueue()
+
     run = simulate(world, [part for _, part in parts], decider, seed=seed, new_queue=new_queue)
     ended: dict[int, float] = defaultdict(float)
     for (number, _), record in zip(parts, run.records, strict=True):

@@ -188,9 +188,9 @@ def is_sampled(transfer_id: str, share: float) -> bool:
     return share > 0 and _hash_fraction(transfer_id.encode(), b"guard") < share
 
 
-def sampled_piece(transfer_id: str, pieces: int) -> int:
-    """Which of a transfer's pieces it checks: each is as likely as the others."""
-    return int(_hash_fraction(transfer_id.encode(), b"piece") * pieces)
+def sampled_index(transfer_id: str, count: int) -> int:
+    """Which of a transfer's `count` tokens lies in the frame that is checked: each is as likely as the others."""
+    return int(_hash_fraction(transfer_id.encode(), b"piece") * count)
 
 
 def _hash_fraction(content: bytes, purpose: bytes) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,11 +33,6 @@ def regret(run: Run, best: Run, segment: tuple[int, int] | None = None) -> float
     if not len(mine):
         raise FieldError("segment", f"{segment} holds no transfer")
     return float(mine.sum() / others.sum() - 1)
-
-
-def regrets(run: Run, best: Run, segments: Iterable[tuple[int, int]]) -> list[float]:
-    """`regret` of each segment."""
-    return [regret(run, best, segment) for segment in segments]
 
 
 def slowdowns(run: Run, world: World, menu: Menu) -> np.ndarray:
@@ -101,11 +96,6 @@ def summarise(run: Run) -> dict[str, Any]:
         "mean_loss_nats": float(np.mean([record.loss_nats for record in records])),
         "arms": dict(Counter(record.arm_id for record in records).most_common()),
     }
-
-
-def order_by_mean(summaries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The quickest first."""
-    return sorted(summaries, key=lambda summary: float(summary["mean_s"]))
 
 
 def _seconds(records: Sequence[TransferRecord]) -> np.ndarray:

@@ -17,7 +17,7 @@ from controld.contract.decision import (
     Mixture,
     is_sampled,
     match_class,
-    sampled_piece,
+    sampled_index,
 )
 from controld.contract.errors import FieldError
 
@@ -127,6 +127,6 @@ def test_the_sampled_share_of_transfers_is_the_same_everywhere_and_blind_to_the_
     assert all(is_sampled(name, 1.0) for name in names)
     explored = sum(decisions.draw(name, "default", 5e6, 1e5, 0.1).explored for name in sampled)
     assert explored / len(sampled) == pytest.approx(0.1, abs=0.04)
-    pieces = Counter(sampled_piece(name, 4) for name in sampled)
+    pieces = Counter(sampled_index(name, 4) for name in sampled)
     assert sorted(pieces) == [0, 1, 2, 3]
     assert min(pieces.values()) > 0.15 * len(sampled)

@@ -24,7 +24,7 @@ import torch
 
 from controld.candidates.profile import Profile, StageTime
 from controld.contract.configuration import Configuration
-from controld.contract.decision import RAW, Arm, Drawn, sampled_piece
+from controld.contract.decision import RAW, Arm, Drawn, sampled_index
 from controld.contract.effect import Effect, Half, Verdict
 from controld.contract.effect import Path as EffectPath
 from controld.contract.fair_queue import Tenancy
@@ -958,7 +958,7 @@ def test_the_token_that_is_looked_at_is_counted_behind_the_prefix(rig: Rig, look
     rig.prefill.agent.self_check = True
     tokens = 6 * PAGE_TOKENS
     assert rig.succeeded(range(3, 9), range(100, 106), tokens, chunk_pages=2, prefix_tokens=64 * PAGE_TOKENS)
-    expected = sampled_piece(rig.effect().transfer_id, tokens) // (2 * PAGE_TOKENS)
+    expected = sampled_index(rig.effect().transfer_id, tokens) // (2 * PAGE_TOKENS)
     assert looked_at == [3 + 2 * expected]
 
 
@@ -1005,7 +1005,7 @@ def test_a_sender_that_cannot_decode_its_own_frame_says_so_and_goes_on_raw(
     coded(rig)
     rig.prefill.agent.self_check = True
     in_the_second_chunk = 2 * PAGE_TOKENS
-    monkeypatch.setattr(sender_module, "sampled_piece", lambda *_: in_the_second_chunk)
+    monkeypatch.setattr(sender_module, "sampled_index", lambda *_: in_the_second_chunk)
     refusal = FrameError(FrameErrorReason.CHECKSUM, "not ours")
     monkeypatch.setattr(self_check_module, "decode_frame", raising(refusal))
     assert rig.succeeded(list(range(8)), list(range(8, 16)), 8 * PAGE_TOKENS, chunk_pages=2)

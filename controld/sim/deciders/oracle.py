@@ -38,9 +38,10 @@ class Oracle(SilentDecider):
         best_arm, best_s = RAW, float("inf")
         # The last one's answer first: most others are then ruled out by their bounds.
         for arm_id in sorted(arms, key=lambda arm: arm != likely):
-            moment = {"now_s": situation.now_s, "begun": situation.begun}
             others_s = situation.elsewhere * self._wire_s(arm_id, arrival, situation) if situation.elsewhere else 0.0
-            bound_s = least_possible_s(self._world, arm_id, arrival.raw_bytes, **moment)  # type: ignore[arg-type]
+            bound_s = least_possible_s(
+                self._world, arm_id, arrival.raw_bytes, now_s=situation.now_s, begun=situation.begun
+            )
             if bound_s + others_s >= best_s:
                 continue
             own_s = service_alone_s(

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from controld.contract.clock import Clock
-from controld.contract.decision import DEFAULT_CLASS, sampled_piece
+from controld.contract.decision import DEFAULT_CLASS, sampled_index
 from dataplanes.kvcodec import KVCodec, KVLayout
 from dataplanes.sglang.pd.edge import Guarded
 from dataplanes.sglang.pd.faults import Faults
@@ -281,7 +281,7 @@ class Sender:
     @staticmethod
     def _check_token(transfer_id: str, chunk: QueuedChunk, tokens: int) -> int | None:
         """Which of the tokens that are to be sent is looked at: each is as likely, however they come in chunks."""
-        return chunk.prefix_tokens + sampled_piece(transfer_id, tokens) if tokens > 0 else None
+        return chunk.prefix_tokens + sampled_index(transfer_id, tokens) if tokens > 0 else None
 
     def _send_coded(self, transfer: Transfer, source: Pages, target: Pages) -> Sequence[Piece]:
         """Send what can be sent coded; the pieces that were not delivered."""
