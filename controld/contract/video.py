@@ -1,0 +1,136 @@
+"""What controld and a video engine say to each other: how far a change reaches, what came of it, each chunk's report.
+
+A video engine makes a clip chunk by chunk: some denoising steps and one more forward pass that writes the chunk's clean
+keys and values, then the decoder turns latents into frames. A setting is a `Configuration` of the engine's space and
+takes effect between chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+
+from controld.contract.errors import FieldError
+
+
+class Transition(IntEnum):
+    """How far a change of setting reaches, the mildest first; of several the greatest counts."""
+
+    NONE = 0
+    CHUNK = 1
+    """Takes effect at the next chunk."""
+    NEXT_CALL = 2
+    """Takes effect when the engine's generating call ends and the next one begins; the session goes on."""
+    KV_REBUILD = 3
+    """The KV cache is made anew: history is lost or computed again."""
+    RELOAD = 4
+    """Weights are loaded again in the same process."""
+    RESTART = 5
+    """The worker process (or all ranks) starts again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransitionPlan:
+    """What a change of setting would take.
+
+    Args:
+        transition: how far it reaches.
+        seconds: until the engine works under the new setting, waiting for the safe point not included.
+        peak_bytes: device memory while changing, at its highest.
+        keeps_kv: whether sessions keep their history.
+    """
+
+    transition: Transition
+    seconds: float
+    peak_bytes: int
+    keeps_kv: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What came of a setting that was pushed.
+
+    Args:
+        version: of the snapshot that brought it.
+        setting_id: id of the configuration that is in force now.
+        chunk: the first chunk (counted over the engine's life) that runs under it.
+        transition: how far the change reached.
+        seconds: what the change took.
+        keeps_kv: whether sessions kept their history.
+        refused: why single parameters, by name, were not taken; empty: all were.
+    """
+
+    version: int
+    setting_id: str
+    chunk: int
+    transition: Transition
+    seconds: float
+    keeps_kv: bool
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySplit:
+    """Device memory in bytes. On a CPU: the tensors that the engine holds, by what they are for."""
+
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    activation_bytes: int = 0
+    peak_bytes: int = 0
+    reserved_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkReport:
+    """One chunk of one session. Seconds are measured on the engine's own machine, never modelled.
+
+    Args:
+        chunk: counted over the engine's life; `session_chunk` within the session.
+        frames: pixel frames that came out.
+        denoise_s: one for each denoising step.
+        recache_s: the forward pass that writes clean keys and values.
+        vae_s: decoding of the chunk, 0 while it is still under way (its time is in a later report).
+        vae_overlap: part of `vae_s` that ran beside denoising, in [0, 1].
+        total_s: from the chunk's begin to its frames being ready (or handed to the decoder's queue).
+        first_frame_s: from opening the session to its first frame; 0 but in the report that has it.
+        fps_denoise: frames / (denoising and recache). The published frame rates are of this kind.
+        fps_end_to_end: frames per second of wall time, decoding included, over the last chunks.
+        communication_bytes: sent by this rank to others.
+        kv_signal_to_noise_db: of the quantised cache against what was written; None where it is not quantised.
+        latent_sd: standard deviation of the chunk's latents.
+        drift: distance of the latents' per-channel mean and deviation from the sink's, in the sink's deviations.
+        flicker: mean absolute difference of neighbouring frames, pixels in [0, 1].
+        has_nan: a latent or a frame is not finite.
+    """
+
+    session_id: str
+    service_class: str
+    setting_id: str
+    chunk: int
+    session_chunk: int
+    frames: int
+    denoise_s: tuple[float, ...]
+    recache_s: float
+    vae_s: float
+    vae_overlap: float
+    total_s: float
+    first_frame_s: float
+    fps_denoise: float
+    fps_end_to_end: float
+    memory: MemorySplit
+    communication_bytes: int = 0
+    kv_signal_to_noise_db: float | None = None
+    latent_sd: float = 0.0
+    drift: float = 0.0
+    flicker: float = 0.0
+    has_nan: bool = False
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            numbers = value if isinstance(value, tuple) else (value,)
+            for number in numbers:
+                if isinstance(number, float) and not math.isfinite(number):
+                    raise FieldError(f"chunk_report.{item.name}", f"{number} is not finite", code="telemetry.number")
