@@ -47,6 +47,9 @@ _REMEMBERED_TRANSFERS = 512
 _LATE_S = 600.0
 _AHEAD_S = 60.0
 _LARGEST_LOG = math.log(1000.0)
+_WIRE_DOUBT_LOG = math.log(2.0)
+"""A wire so much slower or quicker than the estimate says is first of all a link that has changed, or was not known yet:
+the estimator follows within two transfers, and then it is nothing about the arm."""
 _POOL_CAP = 16.0
 _POOL_DOUBT = 2.0
 
@@ -121,6 +124,9 @@ class Learner:
         self.quality = QualityGuard()
         self.counters: dict[Feedback, int] = dict.fromkeys(Feedback, 0)
         self.evidence = 0
+        self.moved_log = 0.0
+        """How far what was learned since has moved any stage of an arm from what `corrections` said last."""
+        self._used: dict[tuple[str, Stage], float] = {}
 
     def set_candidates(
         self,
@@ -189,13 +195,20 @@ class Learner:
     def corrections(self, now_unix_s: float) -> dict[str, tuple[StageCorrection, ...]]:
         """Each known arm's corrections, in the order of `STAGES`: as `TableRequest.corrections` wants them."""
         pooled = {stage: 0.0 if stage is Stage.WIRE else self._pooled(stage, now_unix_s) for stage in STAGES}
-        return {
+        corrections = {
             arm_id: tuple(
                 self._posterior(arm_id, stage).correction(now_unix_s, 0.0 if arm_id in _UNCODED else pooled[stage])
                 for stage in STAGES
             )
             for arm_id in self._known
         }
+        self._used = {
+            (arm_id, stage): correction.mean_log
+            for arm_id, each in corrections.items()
+            for stage, correction in zip(STAGES, each, strict=True)
+        }
+        self.moved_log = 0.0
+        return corrections
 
     def pins(self, now_unix_s: float) -> PinBoard:
         """Arms out of use: refused or falling back again and again, or, for a class, worse than they were profiled."""
@@ -279,7 +292,11 @@ class Learner:
         for stage, ratio in ratios.items():
             keeper = self._keeper(effect.arm_id, stage)
             pooled = self._pooled(stage, now_unix_s, without=effect.arm_id) if keeper is state and coded else 0.0
-            keeper.stages[stage] = self._posterior(effect.arm_id, stage).observe(ratio, now_unix_s, pooled)
+            doubt_log = _WIRE_DOUBT_LOG if stage is Stage.WIRE else math.inf
+            posterior = self._posterior(effect.arm_id, stage).observe(ratio, now_unix_s, pooled, doubt_log=doubt_log)
+            keeper.stages[stage] = posterior
+            moved = abs(posterior.correction(now_unix_s, pooled).mean_log - self._used.get((effect.arm_id, stage), 0.0))
+            self.moved_log = max(self.moved_log, moved)
         self.evidence += 1
         return Feedback.LEARNED
 
