@@ -14,7 +14,7 @@ from controld.contract.errors import FieldError
 from controld.controller.evaluate import EXPLORE_UNITS, Evaluation, evaluate_classes
 from controld.controller.goals import Candidate, ClassInput, TableRequest
 from controld.controller.grid import Grid
-from controld.controller.knobs.base import Knob
+from controld.controller.knobs.base import Array, Knob
 from controld.controller.knobs.tiers import knob_for_tier
 from controld.controller.plan import CELL_DTYPE, Indices, Plan, TablePlan
 from controld.controller.posterior import StageCorrection
@@ -72,7 +72,10 @@ def _decide_table(request: TableRequest, knob: Knob, grid: Grid, previous: Table
         *(_cell_shares(item, e, position, len(arms)) for item, e in zip(inputs, evaluations, strict=True)),
         strict=True,
     )
-    mixtures, mixture_of_cell = _mixtures(np.concatenate(shares), np.concatenate(winners), inputs, cells)
+    raw_below = np.concatenate(
+        [np.column_stack((e.raw_below_s.ravel(), e.raw_below_s_per_byte.ravel())) for e in evaluations]
+    )
+    mixtures, mixture_of_cell = _mixtures(np.concatenate(shares), np.concatenate(winners), raw_below, inputs, cells)
     return TablePlan(
         tier=request.tier,
         link_group=request.link_group,
@@ -196,17 +199,28 @@ def _cell_shares(
 
 
 def _mixtures(
-    units: NDArray[np.uint8], winners: Indices, inputs: Sequence[ClassInput], cells: int
+    units: NDArray[np.uint8], winners: Indices, raw_below: Array, inputs: Sequence[ClassInput], cells: int
 ) -> tuple[tuple[Mixture, ...], Indices]:
+    """The distinct mixtures, and which one each cell has; `raw_below` has shape [cells, 2]."""
+    split = np.flatnonzero(raw_below.any(axis=1))
+    lines, line_of_split = np.unique(raw_below[split], axis=0, return_inverse=True)
+    lines = np.concatenate((np.zeros((1, 2)), lines))
+    line_of_cell = np.zeros(len(raw_below), dtype=np.int64)
+    line_of_cell[split] = 1 + line_of_split.reshape(-1)
     shares = np.array([item.goal.explore_share for item in inputs])
     kinds, kind_of_class = np.unique(shares, return_inverse=True)
     rows = np.column_stack(
-        (np.repeat(kind_of_class, cells).astype(np.int64), winners.astype(np.int64), units.astype(np.int64))
+        (
+            np.repeat(kind_of_class, cells).astype(np.int64),
+            line_of_cell,
+            winners.astype(np.int64),
+            units.astype(np.int64),
+        )
     )
     # The share of a class without any exploration in a cell does not matter: one mixture serves all.
     rows[units.sum(axis=1) == 0, 0] = 0
     distinct, mixture_of_cell = _distinct_rows(rows)
-    return tuple(_mixture(row, float(kinds[row[0]])) for row in distinct), mixture_of_cell
+    return tuple(_mixture(row, float(kinds[row[0]]), lines[row[1]]) for row in distinct), mixture_of_cell
 
 
 def _distinct_rows(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Indices]:
@@ -226,8 +240,8 @@ def _distinct_rows(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Indices]
     return distinct, index.astype(np.intp)
 
 
-def _mixture(row: NDArray[np.int64], explore_share: float) -> Mixture:
-    winner, units = int(row[1]), row[2:]
+def _mixture(row: NDArray[np.int64], explore_share: float, raw_below: Array) -> Mixture:
+    winner, units = int(row[2]), row[3:]
     explored = sorted(np.flatnonzero(units).tolist(), key=lambda arm: (-int(units[arm]), arm))
     weights = [explore_share * int(units[arm]) / EXPLORE_UNITS for arm in explored]
-    return Mixture((winner, *explored), (1.0 - sum(weights), *weights))
+    return Mixture((winner, *explored), (1.0 - sum(weights), *weights), float(raw_below[0]), float(raw_below[1]))
