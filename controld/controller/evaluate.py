@@ -300,7 +300,7 @@ def evaluate(
     if pinned:
         wanted = np.flatnonzero(usable[1:]) + 1
         winner = np.full_like(winner, wanted[0] if len(wanted) else _RAW_ROW)
-    elif wants_speed and tenants is None:
+    elif wants_speed and tenants is None and knob.switch_cost_s == 0:
         open_to = usable[:, None, None, None] & (meets | ~meets[_RAW_ROW])
         if cap is not None:
             open_to &= cap
