@@ -50,8 +50,10 @@ _LARGEST_LOG = math.log(1000.0)
 _WIRE_DOUBT_LOG = math.log(2.0)
 """A wire so much slower or quicker than the estimate says is first of all a link that has changed, or was not known yet:
 the estimator follows within two transfers, and then it is nothing about the arm."""
-_POOL_CAP = 16.0
 _POOL_DOUBT = 2.0
+"""Of an arm that was observed so often, half is believed in what it says of the others."""
+_POOL_SILENCE = 1.0
+"""So many arms speak for nothing having changed."""
 
 _EVERY_CODED = "coded"
 """Under this name stands what all coded arms share: bytes take the time that the link takes, whoever coded them."""
@@ -324,18 +326,19 @@ class Learner:
     def _pooled(self, stage: Stage, now_unix_s: float, without: str = "") -> float:
         """What the other arms suggest for a stage: a busy machine slows every codec down, not just the one in use.
 
-        A shrunken mean over the arms in which no arm counts for more than a few observations, so that one arm gone bad
-        does not condemn all.
+        A shrunken mean over the arms in which none counts for more than one voice, and nobody's silence for another:
+        one arm gone bad does not condemn all.
         """
-        total = weight = 0.0
+        total, voices = 0.0, _POOL_SILENCE
         for arm_id, state in self._arms.items():
             posterior = state.stages.get(stage)
             if posterior is None or arm_id in _UNCODED or arm_id == without or arm_id not in self._known:
                 continue
-            evidence = min(posterior.faded_weight(now_unix_s), _POOL_CAP)
-            total += evidence * posterior.mean
-            weight += evidence
-        return total / (weight + _POOL_DOUBT)
+            evidence = posterior.faded_weight(now_unix_s)
+            voice = evidence / (evidence + _POOL_DOUBT)
+            total += voice * posterior.mean
+            voices += voice
+        return total / voices
 
     def _posterior(self, arm_id: str, stage: Stage) -> LogRatioPosterior:
         state = self._arms.get(_EVERY_CODED if stage is Stage.WIRE and arm_id not in _UNCODED else arm_id)

@@ -21,6 +21,8 @@ _RESIDUAL_CAP = 3.6
 """One outlier is no change, two in a row are: no residual counts for the whole limit, two of these do."""
 _DOUBTED_CAP = 3.0
 """Where something else may be the cause for a transfer or two, it takes three."""
+_SCATTER_CAP = 2.0
+"""Times the usual: what lies further off is an outlier or a change, and says little of the scatter."""
 _RESET_VARIANCE = 1.0
 _NOISE_PRIOR_WEIGHT = 6.0
 
@@ -160,7 +162,7 @@ class LogRatioPosterior:
             self,
             weight=weight,
             mean=(kept * self.mean + log_ratio) / weight,
-            squares=fading * self.squares + min(excess, 9.0 * expected.noise_variance),
+            squares=fading * self.squares + min(excess, _SCATTER_CAP * expected.noise_variance),
             cusum_up=up,
             cusum_down=down,
             updated_unix_s=max(now_unix_s, self.updated_unix_s),
