@@ -123,8 +123,8 @@ class LogRatioPosterior:
     def _contradiction(self, weight: float, noise_variance: float, pooled_log: float) -> float:
         """By how much the prior's variance was too small, judged by evidence that it cannot explain.
 
-        One observation so far off may be an outlier (the first transfer of an arm often is slow); from the second one on
-        it is the profile that is wrong, and then it must not hold up what is observed.
+        One observation so far off may be an outlier (the first transfer of an arm often is slow); from the second on it
+        is the profile that is wrong, and then it must not hold up what is observed.
         """
         if weight <= 1.0:
             return 0.0
