@@ -13,7 +13,7 @@ from controld.contract.configuration import Configuration
 from controld.contract.effect import Half
 from controld.contract.effect import Path as EffectPath
 from controld.contract.fair_queue import Tenancy
-from dataplanes.sglang.pd import sender as sender_module
+from dataplanes.sglang.pd import page_sizes
 from tests.sglang_plane.pd_rig import LOSSLESS, PAGE_TOKENS, TOKEN_BYTES, TWO_TENANTS, Rig, coded, wait_until
 
 pytestmark = pytest.mark.slow  # importing SGLang takes most of it
@@ -78,7 +78,7 @@ def test_chunks_of_tenants_that_compete_arrive_whole(rig: Rig, monkeypatch: pyte
 def test_large_transfers_let_others_through_and_arrive_whole(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, configuration: Configuration | None
 ) -> None:
-    monkeypatch.setattr(sender_module, "PART_BYTES", 1)
+    monkeypatch.setattr(page_sizes, "PART_BYTES", 1)
     rig.prefill.agent.shares = TWO_TENANTS
     if configuration is not None:
         coded(rig, configuration)
@@ -96,7 +96,7 @@ def test_a_fault_of_ours_leaves_the_order_of_arrival(rig: Rig, monkeypatch: pyte
 
 
 def test_an_arm_is_drawn_for_all_parts_of_an_unknown_request(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_module, "PART_BYTES", 1)
+    monkeypatch.setattr(page_sizes, "PART_BYTES", 1)
     monkeypatch.setattr(rig.prefill.manager.controld_plane.requests, "note", lambda *_: None)
     rig.prefill.agent.shares = TWO_TENANTS
     assert rig.succeeded(range(40), range(100, 140), 40 * PAGE_TOKENS)

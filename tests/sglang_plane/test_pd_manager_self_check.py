@@ -21,6 +21,7 @@ from controld.controller.knobs.kv_transfer import KvTransfer
 from controld.controller.learner import Feedback, Learner
 from dataplanes.kvcodec import FrameError, FrameErrorReason
 from dataplanes.kvcodec.reconstruction import reconstruction_error
+from dataplanes.sglang.pd import page_sizes
 from dataplanes.sglang.pd import self_check as self_check_module
 from dataplanes.sglang.pd import sender as sender_module
 from dataplanes.sglang.pd.faults import Faults
@@ -67,7 +68,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_every_part_of_a_prompt_is_looked_at_as_often(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, looked_at: list[int], pages: int, chunk_pages: int | None
 ) -> None:
-    monkeypatch.setattr(sender_module, "PART_BYTES", 1)
+    monkeypatch.setattr(page_sizes, "PART_BYTES", 1)
     rig.prefill.agent.shares = TWO_TENANTS if chunk_pages is None else Tenancy()
     coded(rig)
     rig.prefill.agent.self_check = True
