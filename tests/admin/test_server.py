@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from controld.admin import routes
+from controld.admin import operations
 from controld.admin.backend import CandidateImport, DecisionFilter, HypotheticalContext, PolicyEdit
 from controld.admin.event_stream import stream_events
 from controld.admin.problem import NotFoundError
@@ -231,7 +231,7 @@ async def test_a_client_that_leaves_amid_its_body_is_no_fault_of_ours(served) ->
 
 async def test_a_packed_body_is_read_and_counts_by_what_it_holds(served, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     client, _, _ = served
-    monkeypatch.setattr(routes, "MAX_STUDY_BYTES", 1000)
+    monkeypatch.setattr(operations, "MAX_STUDY_BYTES", 1000)
     for length, status in ((900, 201), (1_000_000, 400)):
         packed = gzip.compress(b'{"workload": "w"' + b" " * length + b"}")
         async with client.post("/v1/studies", data=packed, headers={"Content-Encoding": "gzip"}) as response:
@@ -252,7 +252,7 @@ async def test_a_document_of_candidates_may_be_long_and_is_passed_on_as_it_is(se
 
 async def test_a_document_of_candidates_may_not_be_endless(served, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     client, _, _ = served
-    monkeypatch.setattr(routes, "MAX_IMPORT_BYTES", 1000)
+    monkeypatch.setattr(operations, "MAX_IMPORT_BYTES", 1000)
     async with client.post("/v1/candidates/import", data=b"x" * 1001) as response:
         assert response.status == 400
         assert "longer than 1000" in (await response.json())["title"]
