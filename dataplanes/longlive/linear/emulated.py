@@ -19,8 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from controld.contract.errors import FieldError
-from dataplanes.longlive.linear.backend import QuantisedWeight
+from dataplanes.longlive.linear.backend import QuantisedWeight, check_weight
 from dataplanes.longlive.linear.precision import LinearPrecision, Precision
 from dataplanes.numerics.fp8_rows import FP8Rows
 from dataplanes.numerics.nvfp4 import BlockRule
@@ -115,13 +114,7 @@ class EmulatedBackend:
         Raises:
             FieldError: a precision or shape that is not carried.
         """
-        refusal = self.refusal(precision, weight.device)
-        if refusal is not None:
-            raise FieldError("precision", refusal)
-        if weight.dim() != 2 or weight.shape[1] % precision.row_multiple:
-            raise FieldError(
-                "weight", f"{tuple(weight.shape)} is no matrix with rows of a multiple of {precision.row_multiple}"
-            )
+        check_weight(self, weight, precision)
         rows: _Rows
         if precision.weights is Precision.FP8:
             rows = FP8Rows.quantise(weight)
