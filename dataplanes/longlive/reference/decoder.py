@@ -65,6 +65,7 @@ class SessionDecoder:
         self._held: list[Tensor] = []
         self._done: list[Decoded] = []
         self._thread: _DecodingThread | None = None
+        self._failure: Exception | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -79,6 +80,7 @@ class SessionDecoder:
         Raises:
             EngineError: decoding of an earlier chunk has failed; the session cannot go on.
         """
+        self._collect()
         if self._mode is VaeMode.ASYNC:
             if self._thread is None:
                 self._thread = _DecodingThread(self._vae, self._cache)
@@ -94,17 +96,12 @@ class SessionDecoder:
         Raises:
             EngineError: decoding has failed.
         """
-        if self._thread is not None:
-            self._done += self._thread.take()
+        self._collect()
         done, self._done = self._done, []
         return done
 
     def switch(self, mode: VaeMode) -> None:
-        """Change the mode; what the old one held is decoded first.
-
-        Raises:
-            EngineError: decoding has failed.
-        """
+        """Change the mode; what the old one held is decoded first. A failure shows at the next call of another kind."""
         if mode is not self._mode:
             self._finish()
             self._mode = mode
@@ -125,37 +122,48 @@ class SessionDecoder:
             self._thread = None
         self._held, self._done = [], []
 
+    def _collect(self) -> None:
+        if self._thread is not None:
+            self._done += self._thread.take()
+            self._failure = self._failure or self._thread.failure
+        if self._failure is not None:
+            raise EngineError(
+                f"the decoder failed: {self._failure}", code="engine.decoder_failed", hint="the clip cannot go on"
+            ) from self._failure
+
     def _finish(self) -> None:
         if self._thread is not None:
             thread, self._thread = self._thread, None
             thread.stop()
             self._done += thread.take()
+            self._failure = self._failure or thread.failure
         self._decode_held()
 
     def _decode_held(self) -> None:
         held, self._held = self._held, []
-        self._done += [_decode(self._vae, latents, self._cache) for latents in held]
+        for latents in held:
+            if self._failure is None:
+                decoded, self._failure = _try_decode(self._vae, latents, self._cache)
+                self._done += decoded
 
 
 class _DecodingThread:
-    """Takes latents from a bounded queue in order; the first error ends decoding and is kept."""
+    """Takes latents from a bounded queue in order; the first failure ends decoding and is kept."""
 
     def __init__(self, vae: Vae, cache: FeatureCache) -> None:
+        self.failure: Exception | None = None
         self._vae = vae
         self._cache = cache
         self._work: queue.Queue[Tensor | None] = queue.Queue(_WAITING_CHUNKS)
         self._lock = threading.Lock()
         self._done: list[Decoded] = []
-        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="vae-decoder", daemon=True)
         self._thread.start()
 
     def submit(self, latents: Tensor) -> None:
-        self._raise_error()
         self._work.put(latents)
 
     def take(self) -> list[Decoded]:
-        self._raise_error()
         with self._lock:
             done, self._done = self._done, []
         return done
@@ -165,24 +173,21 @@ class _DecodingThread:
         self._work.put(None)
         self._thread.join()
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise EngineError(
-                f"the decoder failed: {self._error}", code="engine.decoder_failed", hint="close the session"
-            ) from self._error
-
     def _run(self) -> None:
-        # After an error the queue is still emptied, so that nobody waits for ever to put something in.
+        # After a failure the queue is still emptied, so that nobody waits for ever to put something in.
         while (latents := self._work.get()) is not None:
-            if self._error is not None:
-                continue
-            try:
-                decoded = _decode(self._vae, latents, self._cache)
-            except Exception as error:  # noqa: BLE001 - the thread's edge: raised again at the next step
-                self._error = error
-                continue
-            with self._lock:
-                self._done.append(decoded)
+            if self.failure is None:
+                decoded, self.failure = _try_decode(self._vae, latents, self._cache)
+                with self._lock:
+                    self._done += decoded
+
+
+def _try_decode(vae: Vae, latents: Tensor, cache: FeatureCache) -> tuple[list[Decoded], Exception | None]:
+    """Decode, or say what went wrong: another thread asks for it later."""
+    try:
+        return [_decode(vae, latents, cache)], None
+    except Exception as error:  # noqa: BLE001
+        return [], error
 
 
 @torch.no_grad()

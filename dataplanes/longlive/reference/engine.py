@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from controld.contract.configuration import Configuration
 from controld.contract.video import Applied, MemorySplit, Transition, TransitionPlan
+from dataplanes.longlive import settings
 from dataplanes.longlive.engine import ChunkResult, EngineCapabilities, EngineError, LoadSpec, SessionSpec
 from dataplanes.longlive.linear.precision import LinearPrecision, Precision
 from dataplanes.longlive.reference.checkpoint import build_transformer, build_vae
@@ -26,7 +28,8 @@ from dataplanes.longlive.reference.memory import (
     measure_decoder,
     module_bytes,
 )
-from dataplanes.longlive.reference.model import CausalTransformer, ModelShape
+from dataplanes.longlive.reference.model import ModelShape
+from dataplanes.longlive.reference.parallel import RankGroup, RankModel
 from dataplanes.longlive.reference.session import Interval, Session
 from dataplanes.longlive.reference.setting import LEFT_OUT, SPACE, TRANSITIONS, Setting, reach
 from dataplanes.longlive.reference.shapes import SIZE, parse_prompt
@@ -76,7 +79,7 @@ class _Loaded:
     setting: Setting
     version: int
     keeps_all: bool
-    generator: Generator
+    generator: Generator | RankGroup
     vae: Vae
     activation_bytes: int
     decoding_bytes: int
@@ -121,10 +124,15 @@ class ReferenceEngine:
             raise EngineError("load: something is loaded already", hint="unload it first")
         setting = Setting.of(spec.setting)
         keeps_all = _keeps_all(spec.options)
-        generator = Generator(self._build(spec.checkpoint, setting, keeps_all), NoExchange())
+        generator = self._build(spec.checkpoint, setting, keeps_all)
         vae = build_vae(spec.checkpoint)
         del vae.encoder
         decoding_bytes, session_bytes = measure_decoder(vae, self._shape)
+        try:
+            activation_bytes = measure_activations(generator, setting.limits, setting.kv)
+        except EngineError:
+            _stop(generator)
+            raise
         loaded = _Loaded(
             spec=spec,
             setting=setting,
@@ -132,11 +140,15 @@ class ReferenceEngine:
             keeps_all=keeps_all,
             generator=generator,
             vae=vae,
-            activation_bytes=measure_activations(generator, setting.limits, setting.kv),
+            activation_bytes=activation_bytes,
             decoding_bytes=decoding_bytes,
             session_bytes=session_bytes,
         )
-        self._refuse_beyond_limit(loaded, setting, sessions=1)
+        try:
+            self._refuse_beyond_limit(loaded, setting, sessions=1)
+        except EngineError:
+            _stop(generator)
+            raise
         self._loaded, self._peak_bytes = loaded, 0
         return self.memory()
 
@@ -144,6 +156,8 @@ class ReferenceEngine:
         """See `VideoEngine`; open sessions end without their last frames."""
         for session_id in list(self._sessions):
             self._end(session_id)
+        if self._loaded is not None:
+            _stop(self._loaded.generator)
         self._loaded, self._pending = None, None
         return self.memory()
 
@@ -222,6 +236,9 @@ class ReferenceEngine:
             session.decoder.submit(made.latents)
             decoded = session.decoder.take()
         except EngineError as error:
+            if error.code == "engine.worker_died":
+                self.unload()
+                raise
             self._end(session_id)
             error.hint = error.hint or "the session is closed, others go on"
             raise
@@ -266,7 +283,10 @@ class ReferenceEngine:
             self._change(loaded, wanted, transition)
             loaded.setting = wanted
         except EngineError as error:
-            refused = {"setting": str(error)}
+            if error.code == "engine.worker_died":
+                self.unload()
+                raise
+            refused = {settings.RANKS if transition is Transition.RESTART else settings.WEIGHTS: str(error)}
         loaded.version = version
         seconds = time.perf_counter() - begin
         if not refused:
@@ -286,15 +306,14 @@ class ReferenceEngine:
         old = loaded.setting
         if transition is Transition.RESTART:
             self._restart(loaded, wanted)
-        elif transition is Transition.RELOAD or (
-            transition is Transition.KV_REBUILD and not self._is_resident(loaded, wanted)
-        ):
-            loaded.generator.reload(loaded.spec.checkpoint, _stored(wanted, loaded.keeps_all))
-        loaded.generator.set_precision(wanted.precision)
-        if old.kv != wanted.kv:
-            loaded.generator.convert(wanted.kv)
-        if old.limits != wanted.limits:
-            loaded.generator.limit(wanted.limits)
+        else:
+            if not self._is_resident(loaded, wanted):
+                loaded.generator.reload(loaded.spec.checkpoint, _stored(wanted, loaded.keeps_all))
+            loaded.generator.set_precision(wanted.precision)
+            if old.kv != wanted.kv:
+                loaded.generator.convert(wanted.kv)
+            if old.limits != wanted.limits:
+                loaded.generator.limit(wanted.limits)
         for session in self._sessions.values():
             session.decoder.switch(wanted.vae)
         if (old.precision, old.kv, old.limits) != (wanted.precision, wanted.kv, wanted.limits):
@@ -302,10 +321,20 @@ class ReferenceEngine:
 
     def _restart(self, loaded: _Loaded, wanted: Setting) -> None:
         """Start other ranks and compute the sessions' histories again from the latents that were kept."""
-        raise EngineError("ranks: another number is not offered")
+        started = self._build(loaded.spec.checkpoint, wanted, loaded.keeps_all)
+        _stop(loaded.generator)
+        loaded.generator = started
+        for session_id, session in self._sessions.items():
+            started.open(session_id, wanted.limits, wanted.kv)
+            for past in session.past:
+                started.remember(session_id, past.place, past.prompt, past.latents)
 
-    def _build(self, checkpoint: str, setting: Setting, keeps_all: bool) -> CausalTransformer:
-        return build_transformer(checkpoint, self._shape, _stored(setting, keeps_all))
+    def _build(self, checkpoint: str, setting: Setting, keeps_all: bool) -> Generator | RankGroup:
+        precisions = _stored(setting, keeps_all)
+        if setting.ranks > 1:
+            model = RankModel(checkpoint=checkpoint, shape=self._shape, precisions=precisions)
+            return RankGroup(model, setting.ranks)
+        return Generator(build_transformer(checkpoint, self._shape, precisions), NoExchange())
 
     def _is_resident(self, loaded: _Loaded, wanted: Setting) -> bool:
         return loaded.keeps_all or variant_of(wanted.precision) == variant_of(loaded.setting.precision)
@@ -334,7 +363,9 @@ class ReferenceEngine:
         session = self._sessions.pop(session_id)
         session.decoder.abandon()
         if self._loaded is not None:
-            self._loaded.generator.close(session_id)
+            with suppress(EngineError):
+                # Of a group whose rank died; the error that told so is on its way already.
+                self._loaded.generator.close(session_id)
 
     def _require_loaded(self) -> _Loaded:
         if self._loaded is None:
@@ -346,6 +377,11 @@ class ReferenceEngine:
         if session is None:
             raise EngineError(f"session {session_id}: is not open", code="engine.unknown_session")
         return session
+
+
+def _stop(generator: Generator | RankGroup) -> None:
+    if isinstance(generator, RankGroup):
+        generator.stop()
 
 
 def _keeps_all(options: Mapping[str, str]) -> bool:

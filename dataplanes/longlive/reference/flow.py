@@ -1,7 +1,7 @@
 """Flow matching: from noise to data along straight lines, in a few steps.
 
-Source: Lipman et al., "Flow Matching for Generative Modeling" (2023, arXiv 2210.02747) in its rectified form; the shift
-of noise levels towards noise is that of Esser et al. (2024, arXiv 2403.03206, section 5.3.2), which Wan and LongLive use.
+Source: Lipman et al., "Flow Matching for Generative Modeling" (2023, arXiv 2210.02747) in its rectified form. The shift
+of noise levels towards noise is that of Esser et al. (2024, arXiv 2403.03206, section 5.3.2), as in Wan and LongLive.
 """
 
 from __future__ import annotations

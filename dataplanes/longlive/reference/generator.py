@@ -6,6 +6,7 @@ Pure computation on one rank; several ranks run the same calls side by side and 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from dataplanes.longlive.reference.exchange import Exchange
 from dataplanes.longlive.reference.kv_tensor import KvRule
 from dataplanes.longlive.reference.model import (
     CausalTransformer,
+    ModelShape,
     from_tokens,
     prompt_words,
     rotary_angles,
@@ -66,13 +68,17 @@ class Generator:
         self._exchange = exchange
         self._caches: dict[str, RollingCache] = {}
 
+    @property
+    def shape(self) -> ModelShape:
+        return self.model.shape
+
     def reload(self, checkpoint: str, precisions: tuple[LinearPrecision, ...]) -> None:
         """Read the weights again, stored at other precisions; histories stay.
 
         Raises:
             EngineError: the checkpoint is gone or another one; the old weights stay.
         """
-        self.model = build_transformer(checkpoint, self.model.shape, precisions)
+        self.model = build_transformer(checkpoint, self.shape, precisions)
 
     def set_precision(self, precision: LinearPrecision) -> None:
         """Switch to weights that are resident."""
@@ -84,7 +90,7 @@ class Generator:
 
     def open(self, session_id: str, limits: CacheLimits, rule: KvRule) -> None:
         """Begin an empty history."""
-        chunk_latents = self.model.shape.chunk_latents
+        chunk_latents = self.shape.chunk_latents
         self._caches[session_id] = RollingCache(limits, rule, chunk_latents, self._exchange.largest)
 
     def close(self, session_id: str) -> None:
@@ -124,11 +130,11 @@ class Generator:
             EngineError: a latent is not finite; nothing was written.
         """
         sent_before = self._exchange.sent_bytes
-        frames = self.model.shape.chunk_latents
+        frames = self.shape.chunk_latents
         tokens = self._mine(to_tokens(noise(seed, place.chunk, frames).to(self._dtype)))
         seconds = []
         levels = flow.levels(steps)
-        for level, next_level in zip(levels[:-1], levels[1:], strict=True):
+        for level, next_level in itertools.pairwise(levels):
             begin = time.perf_counter()
             tokens = flow.denoise_step(
                 tokens, level, next_level, lambda x, at: self._velocity(session_id, x, at, prompt, place, None)
@@ -180,7 +186,7 @@ class Generator:
     ) -> Tensor:
         """One forward pass of this rank's tokens; `written` receives each layer's keys and values."""
         cache = self._caches[session_id]
-        cosines, sines = rotary_angles(cache.times(place.shot).to(self._dtype), self.model.shape.head_dim)
+        cosines, sines = rotary_angles(cache.times(place.shot).to(self._dtype), self.shape.head_dim)
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             query, key, value = self._exchange.to_heads(torch.cat([query, key, value]))

@@ -6,11 +6,12 @@ import torch
 from torch import nn
 
 from dataplanes.longlive.linear.precision import LinearPrecision, Precision
+from dataplanes.longlive.reference.generator import Generator
 from dataplanes.longlive.reference.kv_tensor import KvRule, stored_bytes
 from dataplanes.longlive.reference.live_bytes import LiveBytes
 from dataplanes.longlive.reference.model import ModelShape
+from dataplanes.longlive.reference.parallel import RankGroup
 from dataplanes.longlive.reference.rolling_cache import CacheLimits, ChunkPlace
-from dataplanes.longlive.reference.generator import Generator
 from dataplanes.longlive.reference.shapes import Prompt
 from dataplanes.longlive.reference.vae import LATENT_CHANNELS, LATENT_SIZE, FeatureCache, Vae, cache_bytes
 from dataplanes.numerics.nvfp4 import BLOCK
@@ -40,9 +41,9 @@ def block_weight_bytes(shape: ModelShape, precision: LinearPrecision) -> int:
     return shape.layers * total
 
 
-def measure_activations(generator: Generator, limits: CacheLimits, rule: KvRule) -> int:
+def measure_activations(generator: Generator | RankGroup, limits: CacheLimits, rule: KvRule) -> int:
     """Bytes that one forward pass holds at most beside weights and history, measured with the window full."""
-    shape = generator.model.shape
+    shape = generator.shape
     latents = torch.zeros(shape.chunk_latents, LATENT_CHANNELS, LATENT_SIZE, LATENT_SIZE)
     prompt = Prompt(0, 0, 0)
     generator.open(_PROBE_SESSION, limits, rule)

@@ -1,8 +1,8 @@
 """The causal diffusion transformer: tokens of one chunk, conditioned on noise level and prompt, look at kept history.
 
 Adaptive layer norms with one projection for all layers and a table per layer are PixArt-alpha's (arXiv 2310.00426,
-section 2.3), which Wan 2.1 (arXiv 2503.20314) uses too; rotary positions over time, height and width are Wan's. Keys are
-kept *before* rotation, so that positions can be counted within the window and never grow beyond what training saw.
+section 2.3), which Wan 2.1 (arXiv 2503.20314) uses too; rotary positions over time, height and width are Wan's. Keys
+are kept *before* rotation, so that positions can be counted within the window and never exceed what training saw.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 

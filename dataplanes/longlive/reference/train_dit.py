@@ -36,7 +36,8 @@ _CHUNKS = 5
 """Chunks of a training sequence."""
 _CLIP_CHUNKS = 9
 """Chunks of a stored clip: a sequence may leave some out after its first, which then is a sink."""
-_AVERAGE = 0.995
+_SAVE_STEPS = 100
+_AVERAGE = 0.99
 """Decay of the averaged weights that are kept."""
 
 
@@ -163,7 +164,13 @@ def _mask(seen: Tensor, chunks: int, tokens: int) -> Tensor:
 
 
 def train(
-    library: Library, shape: ModelShape, steps: int, generator: torch.Generator, *, learning_rate: float = 2e-3
+    library: Library,
+    shape: ModelShape,
+    steps: int,
+    generator: torch.Generator,
+    *,
+    out: Path,
+    learning_rate: float = 2e-3,
 ) -> CausalTransformer:
     """Train, and return the averaged weights.
 
@@ -172,6 +179,7 @@ def train(
         shape: of the model.
         steps: gradient steps of 8 sequences of 5 chunks.
         generator: of everything random but the first weights.
+        out: where the averaged weights are written now and then.
         learning_rate: the highest; it falls to zero along a cosine.
     """
     torch.manual_seed(SEED)
@@ -202,6 +210,8 @@ def train(
             schedule.step()
         _average(averaged, model, min(_AVERAGE, (step + 1) / (step + 10)))
         recent += (loss.item() - recent) / min(step + 1, 25)
+        if step % _SAVE_STEPS == 0 or step == steps - 1:
+            save_weights(averaged, out)
         if step % 25 == 0 or step == steps - 1:
             print(f"dit step {step} loss {recent:.4f} {time.monotonic() - begin:.0f} s", flush=True)
     return averaged
@@ -242,7 +252,7 @@ def main() -> None:
     shape = ModelShape()
     library = build_library(vae, arguments.clips, shape, generator)
     print(f"{len(library.latents)} clips", flush=True)
-    save_weights(train(library, shape, arguments.steps, generator), arguments.folder / "dit.safetensors")
+    train(library, shape, arguments.steps, generator, out=arguments.folder / "dit.safetensors")
 
 
 if __name__ == "__main__":
