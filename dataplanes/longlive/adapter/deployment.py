@@ -1,4 +1,4 @@
-"""What the operator has: where the checkout of LongLive-2.0 is, its configuration, and the checkpoints with their steps.
+"""What the operator has: a checkout of LongLive-2.0, its configuration, and checkpoints with their steps.
 
 A TOML file (`docs/longlive.md` has one). The configuration is LongLive's own YAML; the few values that decide what can
 be offered are read here without importing the checkout, whose import needs a GPU.

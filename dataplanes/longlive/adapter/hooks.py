@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from dataplanes.longlive.adapter import signature
-from dataplanes.longlive.adapter.timeline import HostTimeline, Timeline
+from dataplanes.longlive.adapter.timeline import HostTimeline, Timeline, event
 
 KV_PLACE: Final = ("global_end_index", "local_end_index", "pinned_start", "pinned_len")
 """What of a layer's cache says where its contents are; LongLive sets it back at the begin of a call."""
@@ -164,7 +164,7 @@ class PipelineHooks:
         It ends by an empty entry in its queue, and only its own closure knows the queue.
         """
         for thread in threading.enumerate():
-            target = getattr(thread, "_target", None)
+            target: Any = getattr(thread, "_target", None)
             if getattr(target, "__name__", "") != _DECODER_THREAD:
                 continue
             cells = dict(zip(target.__code__.co_freevars, target.__closure__ or (), strict=True))
@@ -278,6 +278,6 @@ def _hand_over(pixels: torch.Tensor, span: tuple[Any, Any]) -> Decoded:
         return Decoded(frames, span, flicker, is_finite)
     host = torch.empty(frames.shape, dtype=frames.dtype, pin_memory=True)
     host.copy_(frames, non_blocking=True)
-    arrived = torch.cuda.Event()
+    arrived = event(timed=False)
     arrived.record(torch.cuda.current_stream(frames.device))
     return Decoded(host, span, flicker, is_finite, arrived)

@@ -1,4 +1,4 @@
-"""What one deployment can run on one machine: the space of settings, and the reason for each value that is not in it."""
+"""What one deployment can run on one machine: the space of settings, and why a value is not in it."""
 
 from __future__ import annotations
 
@@ -165,10 +165,10 @@ def make_offer(deployment: Deployment, hardware: Hardware) -> Offer:
         Parameter(name=name, values=values, ordered=name in _ORDERED, lossy=name not in names.LOSSLESS)
         for name, values in kept.items()
     )
-    has_rule = names.BLOCK_RULE in kept
+    rule = Condition(parameter=names.BLOCK_RULE, parent=names.WEIGHTS, parent_values=("nvfp4",))
     space = StrategySpace(
         parameters=parameters,
-        conditions=(Condition(names.BLOCK_RULE, names.WEIGHTS, ("nvfp4",)),) if has_rule else (),
+        conditions=(rule,) if names.BLOCK_RULE in kept else (),
         forbidden=tuple(_forbidden(deployment, hardware, kept)),
     )
     return Offer(space, left_out, _reach(deployment, hardware, kept), _backends(deployment, hardware, kept))
@@ -195,8 +195,8 @@ def _forbidden(
     for weights, activations in product(kept[names.WEIGHTS], kept[names.ACTIVATIONS]):
         if weights != activations:
             yield Forbidden(
-                {names.WEIGHTS: (weights,), names.ACTIVATIONS: (activations,)},
-                f"LongLive's layers take {weights} inputs with {weights} weights",
+                values={names.WEIGHTS: (weights,), names.ACTIVATIONS: (activations,)},
+                reason=f"LongLive's layers take {weights} inputs with {weights} weights",
             )
     for weights, rule, steps in _routes(kept):
         found = route(deployment, hardware, weights=weights, rule=rule, steps=steps)
@@ -204,13 +204,13 @@ def _forbidden(
             values: dict[str, tuple[Value, ...]] = {names.WEIGHTS: (weights,), names.STEPS: (steps,)}
             if weights == "nvfp4":
                 values[names.BLOCK_RULE] = (rule,)
-            yield Forbidden(values, found)
+            yield Forbidden(values=values, reason=found)
     chunk = deployment.run.num_frame_per_block
     for window, sink in product(deployment.windows, deployment.sinks):
         if window < sink + chunk:
             yield Forbidden(
-                {names.WINDOW: (window,), names.SINK: (sink,)},
-                f"a window of {window} has no room for a sink of {sink} and a chunk of {chunk}",
+                values={names.WINDOW: (window,), names.SINK: (sink,)},
+                reason=f"a window of {window} has no room for a sink of {sink} and a chunk of {chunk}",
             )
 
 

@@ -50,6 +50,12 @@ _EXPECTED: Final[Mapping[str, str]] = {
 }
 
 
+_PREFIXES: Final[Mapping[Any, str]] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
+
+
 def source_drift(checkout: Path) -> tuple[str, ...]:
     """What differs between the checkout's source and the one that this adapter was written for; empty where it fits."""
     problems = []
@@ -142,5 +148,5 @@ def _words(signature: inspect.Signature) -> Iterator[str]:
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not keyword_only:
             keyword_only = True
             yield "*"
-        prefix = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        prefix = _PREFIXES.get(parameter.kind, "")
         yield prefix + name + ("" if parameter.default is inspect.Parameter.empty else "=")

@@ -21,6 +21,12 @@ class Timeline(Protocol):
         ...
 
 
+def event(*, timed: bool) -> Any:
+    """A CUDA event; torch gives its constructor no types."""
+    make: Any = torch.cuda.Event
+    return make(enable_timing=timed)
+
+
 class HostTimeline:
     """By the host's clock: where work is done when the call returns."""
 
@@ -43,23 +49,23 @@ class CudaTimeline:
         self._clock = clock
         self._device = device
         torch.cuda.synchronize(device)
-        self._origin = torch.cuda.Event(enable_timing=True)
+        self._origin = event(timed=True)
         self._origin.record(torch.cuda.current_stream(device))
         self._origin.synchronize()
         self._origin_s = clock.monotonic_s()
 
     def mark(self) -> Any:
         """An event on the current stream."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+        mark = event(timed=True)
+        mark.record(torch.cuda.current_stream(self._device))
+        return mark
 
     def seconds(self, mark: Any) -> float:
         """When the stream passed the event, on the host's clock."""
         if isinstance(mark, float):
             return mark
         mark.synchronize()
-        return self._origin_s + self._origin.elapsed_time(mark) / 1000.0
+        return self._origin_s + float(self._origin.elapsed_time(mark)) / 1000.0
 
 
 def overlap(span: tuple[float, float], others: list[tuple[float, float]]) -> float:
