@@ -60,12 +60,11 @@ class PipelineDriver:
         self._warm_up(clock)
 
     def release(self) -> weakref.ref[Any]:
-        """Let go of the pipeline; the reference is dead once its memory is given back."""
+        """Let go of the pipeline; the reference is dead once garbage was collected."""
         alive = weakref.ref(self.pipe)
         self.hooks.remove()
         self.pipe.clear_cache()
         del self.pipe, self.hooks, self._config
-        collect()
         return alive
 
     def memory(self) -> MemorySplit:

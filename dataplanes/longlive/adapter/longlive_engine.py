@@ -101,7 +101,8 @@ class LongLiveEngine:
             raise EngineError(f"load.checkpoint: {spec.checkpoint} is not in the deployment", hint=f"one of {folders}")
         if spec.options:
             raise EngineError(f"load.options: {sorted(spec.options)} are unknown here")
-        self.unload()
+        if self._driver is not None:
+            self.unload()
         memory.limit(self._hardware.device, spec.memory_limit_bytes, self._hardware.memory_bytes)
         self._load(spec.setting)
         self._waiting = None

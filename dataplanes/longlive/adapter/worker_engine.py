@@ -129,9 +129,16 @@ class WorkerEngine:
         with self._lock:
             if not self.is_running():
                 self._drop()
-                self._sessions.clear()
                 self._process = self._start()
-            held: MemorySplit = self._call("load", spec, deadline_s=self._settings.load_deadline_s)
+            self._sessions.clear()
+            self._spec = None
+            try:
+                held: MemorySplit = self._call("load", spec, deadline_s=self._settings.load_deadline_s)
+            except EngineError as error:
+                if error.code == "engine.out_of_memory":
+                    # Whatever the engine could not free, ending its process does.
+                    self._drop()
+                raise
             self._spec, self._setting = spec, spec.setting
             self._restart, self._queued, self.lost_sessions = None, None, ()
             return held

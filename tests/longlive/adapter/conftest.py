@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -99,6 +100,8 @@ steps = [2]
 def make_engine(deployment_file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LongLiveEngine]]:
     """Makes the adapter's engine on the double in this process; its packages are forgotten afterwards."""
     before, path = dict(sys.modules), list(sys.path)
+    # The engine collects garbage whenever it frees; what pytest and torch hold is no part of it.
+    gc.freeze()
     monkeypatch.chdir(Path.cwd())
     if importlib.util.find_spec("omegaconf") is None:
         sys.path.append(str(DOUBLE / "stand_ins"))
@@ -112,6 +115,7 @@ def make_engine(deployment_file: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     yield make
     for engine in engines:
         engine.unload()
+    gc.unfreeze()
     sys.path[:] = path
     for name in [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]:
         if name not in before:

@@ -25,7 +25,9 @@ def loaded(make_engine: Make, first: Configuration | None = None) -> LongLiveEng
     return engine
 
 
-def clip(engine: LongLiveEngine, chunks: int, name: str = "a", **more: object) -> tuple[torch.Tensor, list[ChunkResult]]:
+def clip(
+    engine: LongLiveEngine, chunks: int, name: str = "a", **more: object
+) -> tuple[torch.Tensor, list[ChunkResult]]:
     engine.open(SessionSpec(session_id=name, prompt="a cat", seed=3, chunks=chunks, **more))  # type: ignore[arg-type]
     results = [engine.step(name) for _ in range(chunks)]
     rest = engine.close(name)
