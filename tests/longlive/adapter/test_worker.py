@@ -21,6 +21,9 @@ from dataplanes.longlive.engine import EngineError, LoadSpec, SessionSpec
 
 from .conftest import DOUBLE
 
+# A process of its own with torch in it takes seconds to start.
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., WorkerEngine]
 ONE = Configuration({"steps": 4, "ranks": 1})
 TWO = Configuration({"steps": 2, "ranks": 2})
@@ -35,7 +38,7 @@ def small(make_worker: Make, **keywords: str) -> WorkerEngine:
 
 
 def wait_for(file: Path) -> list[int]:
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 150
     while not file.exists():
         assert time.monotonic() < limit, "the engine never began"
         time.sleep(0.01)
@@ -156,7 +159,8 @@ from dataplanes.longlive.adapter.worker_engine import WorkerEngine
 from dataplanes.longlive.adapter.worker_process import WorkerSettings
 from dataplanes.longlive.engine import LoadSpec, SessionSpec
 from controld.contract.configuration import Configuration
-engine = WorkerEngine(WorkerSettings(factory="small_engine:make", environment={{"PYTHONPATH": {str(DOUBLE / "engines")!r}}},
+path = {str(DOUBLE / "engines")!r}
+engine = WorkerEngine(WorkerSettings(factory="small_engine:make", environment={{"PYTHONPATH": path}},
     keywords={{"fault": "child", "touches": {str(tmp_path / "began")!r}}}))
 engine.load(LoadSpec(checkpoint="x", setting=Configuration({{"steps": 4, "ranks": 1}})))
 engine.open(SessionSpec(session_id="a", prompt="x"))
