@@ -152,7 +152,8 @@ def fixed_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FixedDaem
 @pytest.fixture(scope="module")
 def make_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Rig]]:
     """Makes rigs of two real SGLang managers each; all are torn down at the end of the module."""
-    from tests.sglang_plane.pd_rig import Rig, Side, import_sglang, write_model
+    from dataplanes.sglang.pd import lane
+    from tests.sglang_plane.pd_rig import GIVEN_UP_S, Rig, Side, import_sglang, wait_until, write_model
 
     import_sglang()
     folder = tmp_path_factory.mktemp("model")
@@ -167,11 +168,13 @@ def make_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
         rig.fill()
         return rig
 
-    yield make
-    for rig in reversed(rigs):
-        rig.close()
-    left = [thread.name for thread in threading.enumerate() if thread.name in ("controld-wire", "controld-decode")]
-    assert left == [], "threads of ours outlive SGLang's sockets and pool"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lane, "ACK_PATIENCE_S", GIVEN_UP_S)
+        yield make
+        for rig in reversed(rigs):
+            rig.close()
+    ours = ("controld-wire", "controld-decode")
+    wait_until(lambda: not any(thread.name in ours for thread in threading.enumerate()), "no thread of ours is left")
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,10 @@ PAGE_BYTES = PAGE_TOKENS * HEADS * HEAD_DIM * 2
 PATIENCE_S = 60.0
 """How long a condition is waited for; a machine that is busy with something else needs some of it."""
 
+GIVEN_UP_S = 600.0
+"""When a sender goes raw for want of an answer: both sides are one process, which a busy machine may leave without any
+time for a while, so only a test of that very case shall see it."""
+
 LEVELS = Configuration(
     {
         "transform": "none",

@@ -226,7 +226,9 @@ class Receiver:
         wake = threading.Event()
         while not parts.area.has_arrived(slot, chunk.frame_bytes, chunk.sequence):
             timing.late_s = clock.monotonic_s() - timing.arrived_s
-            if timing.late_s > ARRIVAL_PATIENCE_S or self._is_stopped:
+            if self._is_stopped:
+                raise _RefusedError(Refusal.ROOM_GONE)
+            if timing.late_s > ARRIVAL_PATIENCE_S:
                 raise _RefusedError(Refusal.NOT_ARRIVED)
             wake.wait(_POLL_S)
         parts.faults.spoil_staging(frame)
