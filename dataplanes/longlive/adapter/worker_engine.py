@@ -330,7 +330,10 @@ class WorkerEngine:
             raise WorkerDiedError("there is no worker")
         try:
             return self._process.call(method, *arguments, deadline_s=deadline_s, **keywords)
-        except WorkerGoneError as error:
+        except (WorkerGoneError, EngineError) as error:
+            # An engine that says so itself cannot go on in its process: a GPU's fault stays until the process ends.
+            if error.code != "engine.worker_died":
+                raise
             self.lost_sessions = tuple(sorted(self._sessions))
             self._sessions.clear()
             self._drop()

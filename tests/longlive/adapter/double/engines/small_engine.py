@@ -23,7 +23,7 @@ class SmallEngine:
     """Frames carry the process, so that a test sees who made them.
 
     Args:
-        fault: what goes wrong: exit, hang, child, oom, raise.
+        fault: what goes wrong: exit, hang, child, oom, raise, device.
         touches: file that says that it has begun to.
     """
 
@@ -120,6 +120,8 @@ class SmallEngine:
     def _fail(self) -> None:
         if self._fault == "raise":
             raise ValueError("a bug in the engine's own code")
+        if self._fault == "device":
+            raise EngineError("the device failed", code="engine.worker_died")
         if self._fault == "exit":
             print("last words", flush=True)
             os._exit(3)
