@@ -164,6 +164,7 @@ def test_a_cache_made_anew_is_filled_from_the_clip_s_first_and_last_latents(make
     engine.step("a")
     # Two chunks of history fit beside the one being made.
     assert clip_state.position == 24  # type: ignore[union-attr]
+    assert engine._driver.pipe.kv_cache_pos[0]["k"].shape[1] == 24 * 4  # type: ignore[union-attr]
     (expected,) = {float(first.float().mean() + last.float().mean())}  # type: ignore[union-attr]
     made = float(clip_state.recent[-1].float().mean())  # type: ignore[union-attr]
     held = float(engine._driver.pipe.kv_cache_pos[0]["sum"])  # type: ignore[union-attr]
