@@ -222,6 +222,16 @@ def test_a_restart_opens_the_sessions_again_and_counts_on(make_worker: Make) -> 
     assert [(one.version, one.chunk) for one in after.applied] == [(6, 4)]
 
 
+def test_an_engine_that_keeps_history_over_a_restart_does_it_by_itself(make_worker: Make) -> None:
+    engine = small(make_worker, keeps="yes")
+    engine.load(SPEC)
+    engine.open(SessionSpec(session_id="a", prompt="x"))
+    before = engine.worker_pid
+    engine.apply(TWO, 1)
+    assert engine.step("a").applied[0].setting_id == TWO.config_id
+    assert engine.worker_pid == before
+
+
 def test_a_restart_that_fails_goes_back_to_what_was_there(make_worker: Make) -> None:
     engine = small(make_worker)
     engine.load(SPEC)

@@ -25,11 +25,13 @@ class SmallEngine:
     Args:
         fault: what goes wrong: exit, hang, child, oom, raise, device.
         touches: file that says that it has begun to.
+        keeps: not empty: it restarts its ranks by itself.
     """
 
-    def __init__(self, fault: str = "", touches: str = "") -> None:
+    def __init__(self, fault: str = "", touches: str = "", keeps: str = "") -> None:
         self._fault = fault
         self._touches = touches
+        self._keeps = bool(keeps)
         self._setting = Configuration({"steps": 4, "ranks": 1})
         self._waiting: tuple[Configuration, int] | None = None
         self._sessions: dict[str, list[object]] = {}
@@ -60,7 +62,9 @@ class SmallEngine:
 
     def plan(self, current: Configuration, wanted: Configuration) -> TransitionPlan:
         reach = Transition.RESTART if current["ranks"] != wanted["ranks"] else Transition.CHUNK
-        return TransitionPlan(transition=reach, seconds=1.0, peak_bytes=1, keeps_kv=reach is Transition.CHUNK)
+        return TransitionPlan(
+            transition=reach, seconds=1.0, peak_bytes=1, keeps_kv=self._keeps or reach is Transition.CHUNK
+        )
 
     def apply(self, wanted: Configuration, version: int) -> None:
         self._waiting = (wanted, version)
