@@ -36,6 +36,7 @@ def test_the_real_checkout_has_them_too() -> None:
             "_initialize_sample_scheduler(self, noise, steps)",
             "noise, steps",
         ),
+        (PIPELINE, "vae_work_queue", "queue", "_vae_thread_fn has no vae_work_queue"),
         (PIPELINE, "def _pin_current_chunk", "def pin_current_chunk", r"_pin_current_chunk\(missing\)"),
         (
             PIPELINE,
@@ -57,7 +58,7 @@ def test_a_function_that_moved_is_named(tmp_path: Path, file: str, old: str, new
     shutil.copytree(CHECKOUT, checkout)
     text = (checkout / file).read_text()
     assert old in text
-    (checkout / file).write_text(text.replace(old, new, 1))
+    (checkout / file).write_text(text.replace(old, new))
     with pytest.raises(EngineError, match=said) as caught:
         require_fit(checkout)
     assert "7860ad9" in caught.value.hint

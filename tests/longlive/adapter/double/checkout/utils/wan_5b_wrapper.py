@@ -16,6 +16,10 @@ class Model(torch.nn.Module):
         self.rope_temporal_offset = 0.0
         self.global_sink_size = 0
         self.sink_size = 0
+        self.local_attn_size = -1
+        self.max_attention_size = 0
+        self.rope_method = "linear"
+        self.original_seq_len = None
         self.kv_quant_config = None
 
 
@@ -50,17 +54,17 @@ class WanDiffusionWrapper(torch.nn.Module):
         assert conditional_dict["prompt_embeds"].shape[0] == x.shape[0], "one prompt a clip"
         tokens = x.shape[1] * x.shape[3] * x.shape[4] // 4
         end = current_start + tokens
-        history = 0.0
         for cache in kv_cache:
             known = int(cache["global_end_index"])
             held = cache["k"][0].values.shape[1] if cache["quantized"] else cache["k"].shape[1]
             if known == 0:
-                cache["sum"].zero_()
+                cache["sum"] = torch.zeros(1)
             assert current_start in (known, known - tokens), (current_start, known)
             if end > known:
                 cache["global_end_index"].fill_(end)
                 cache["local_end_index"].fill_(min(int(cache["local_end_index"]) + tokens, held))
-            history += float(cache["sum"])
+        # All layers alike: as many of them as the loop has made.
+        history = float(kv_cache[0]["sum"])
         if not bool(timestep.any()):
             for cache in kv_cache:
                 cache["sum"] += x.float().mean()
