@@ -82,7 +82,8 @@ def test_a_name_that_is_taken_in_this_process_is_told(
 ) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "utils.py").write_text("")
+    engine = make_engine()
     monkeypatch.syspath_prepend(str(tmp_path / "other"))
     __import__("utils")
     with pytest.raises(EngineError, match="utils"):
-        make_engine().load(LoadSpec(checkpoint="", setting=setting()))
+        engine.load(LoadSpec(checkpoint="", setting=setting()))
