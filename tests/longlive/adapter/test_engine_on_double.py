@@ -438,3 +438,12 @@ def test_a_fault_of_the_device_asks_for_another_process(make_engine: Make, monke
     with pytest.raises(EngineError, match="illegal memory access") as caught:
         engine.step("a")
     assert caught.value.code == "engine.worker_died"
+
+
+@pytest.mark.parametrize(("compiled", "chunks"), [("no", 1), ("yes", 5)])
+def test_a_compiled_generator_is_warmed_up_until_the_window_is_full(
+    make_engine: Make, compiled: str, chunks: int
+) -> None:
+    engine = loaded(make_engine, setting(compile=compiled))
+    # Four tokens a latent frame, eight frames a chunk.
+    assert int(engine._driver.pipe.kv_cache_pos[0]["global_end_index"]) == chunks * 32  # type: ignore[union-attr]

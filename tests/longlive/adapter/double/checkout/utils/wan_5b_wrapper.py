@@ -27,7 +27,6 @@ class WanDiffusionWrapper(torch.nn.Module):
     def __init__(self, model_name="", timestep_shift=8.0, is_causal=False, local_attn_size=-1, num_frame_per_block=1):
         super().__init__()
         self.model = Model()
-        self.calls = []
 
     def configure_torch_compile(
         self, *, backend="", mode="", fullgraph=False, dynamic=False, options=None, suppress_errors=True
