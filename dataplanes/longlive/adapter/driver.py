@@ -50,8 +50,10 @@ class PipelineDriver:
         self._device = hardware.device
         self._chunk = deployment.run.num_frame_per_block
         self.setting = setting
-        self.pipe, self._config = checkout.build(setting)
-        self._config = checkout.load_weights(self.pipe, setting)
+        self._use_device()
+        with torch.no_grad():
+            self.pipe, self._config = checkout.build(setting)
+            self._config = checkout.load_weights(self.pipe, setting)
         self.host = HostTimeline(clock)
         is_cuda = self._device.startswith("cuda")
         self.timeline = CudaTimeline(clock, self._device) if is_cuda else self.host
@@ -94,7 +96,8 @@ class PipelineDriver:
         pipe = self.pipe
 
         def run() -> None:
-            # Gradient mode is a thread's own.
+            # The current device and gradient mode are a thread's own.
+            self._use_device()
             with torch.no_grad():
                 pipe.inference(noise=noise, text_prompts=[prompts], initial_latent=history, return_latents=is_batch)
 
@@ -166,8 +169,9 @@ class PipelineDriver:
                 if clip is not None:
                     clip.place, clip.is_rebuilding = None, clip.chunk > 0
             if reach is Transition.RELOAD:
-                self._checkout.replace_generator(self.pipe, self._config)
-                self._config = self._checkout.load_weights(self.pipe, wanted)
+                with torch.no_grad():
+                    self._checkout.replace_generator(self.pipe, self._config)
+                    self._config = self._checkout.load_weights(self.pipe, wanted)
                 self.hooks.attach_generator()
             self._checkout.set_between_calls(self.pipe, self._config, wanted)
         self.setting = wanted
@@ -219,8 +223,16 @@ class PipelineDriver:
                 if caches is not None:
                     pipe._pin_current_chunk(caches, self._chunk)
 
+    def _use_device(self) -> None:
+        if self._device.startswith("cuda"):
+            torch.cuda.set_device(self._device)
+
     def _warm_up(self, clock: Clock) -> None:
-        spec = SessionSpec(session_id="warm-up", prompt="warm-up", chunks=self._deployment.warm_up_chunks)
+        chunks = self._deployment.warm_up_chunks
+        if self.setting[names.COMPILE] == "yes":
+            # Each length of the history is compiled for; it grows until the window is full.
+            chunks = max(chunks, int(self.setting[names.WINDOW]) // self._chunk + 1)
+        spec = SessionSpec(session_id="warm-up", prompt="warm-up", chunks=chunks)
         clip = Clip(spec, opened_s=clock.monotonic_s(), scene_cut_prefix=self._deployment.run.scene_cut_prefix)
         self.open(clip)
         while not clip.is_done:

@@ -20,7 +20,6 @@ from dataplanes.longlive.adapter.timeline import HostTimeline, Timeline, event
 
 KV_PLACE: Final = ("global_end_index", "local_end_index", "pinned_start", "pinned_len")
 """What of a layer's cache says where its contents are; LongLive sets it back at the begin of a call."""
-_DECODER_THREAD: Final = "_vae_thread_fn"
 _CHUNKS_IN_DECODER: Final = 1
 
 
@@ -165,12 +164,13 @@ class PipelineHooks:
         """
         for thread in threading.enumerate():
             target: Any = getattr(thread, "_target", None)
-            if getattr(target, "__name__", "") != _DECODER_THREAD:
+            if getattr(target, "__name__", "") != signature.DECODER_THREAD:
                 continue
             cells = dict(zip(target.__code__.co_freevars, target.__closure__ or (), strict=True))
-            with cells["vae_queue_lock"].cell_contents:
-                cells["vae_work_queue"].cell_contents.append(None)
-            cells["vae_work_ready"].cell_contents.set()
+            lock, work, ready = (cells[name].cell_contents for name in signature.DECODER_QUEUE)
+            with lock:
+                work.append(None)
+            ready.set()
             thread.join()
 
     def raise_decoder_error(self) -> None:

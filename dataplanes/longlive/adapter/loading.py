@@ -6,7 +6,7 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -133,12 +133,9 @@ class Checkout:
             raise EngineError(f"{names.COMPILE}=yes: LongLive did not compile the generator")
 
     def _config(self, setting: Setting) -> Any:
-        omega = importlib.import_module("omegaconf").OmegaConf
-        config = self._normalize(omega.load(str(self._deployment.config)))
-        chosen = route_of(self._deployment, self._hardware, setting)
-        for section, key, value in _overrides(self._deployment, setting, chosen):
-            _set(config, section, key, value)
-        return config
+        return make_config(
+            self._deployment, setting, route_of(self._deployment, self._hardware, setting), normalize=self._normalize
+        )
 
     def _module(self, name: str) -> Any:
         module = importlib.import_module(name)
@@ -149,6 +146,19 @@ class Checkout:
                 hint="run the engine in a worker process of its own",
             )
         return module
+
+
+def make_config(deployment: Deployment, setting: Setting, chosen: Route, *, normalize: Callable[[Any], Any]) -> Any:
+    """LongLive's YAML with what a setting says, as its own code wants it.
+
+    Args:
+        normalize: LongLive's `normalize_config`.
+    """
+    omega = importlib.import_module("omegaconf").OmegaConf
+    config = normalize(omega.load(str(deployment.config)))
+    for section, key, value in _overrides(deployment, setting, chosen):
+        _set(config, section, key, value)
+    return config
 
 
 def _set(config: Any, section: str, key: str, value: Any) -> None:

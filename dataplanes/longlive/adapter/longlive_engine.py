@@ -38,6 +38,8 @@ from dataplanes.longlive.engine import (
 
 _LEFT_BYTES: Final = 256 << 20
 """What libraries' workspaces may go on holding after everything was freed."""
+_DEVICE_FAULTS: Final[tuple[type[Exception], ...]] = (torch.AcceleratorError,)
+"""A fault of this kind stays: every later call in the process raises it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,13 +345,15 @@ class LongLiveEngine:
 
 
 def _as_engine_error(error: Exception) -> EngineError:
-    """What to tell of an error, which then no longer holds the tensors of the frames that it went through."""
+    """What to tell of an error. A new one: the old one refers to the frames, and these to the tensors, that it met."""
     if isinstance(error, EngineError):
         told = error
     elif isinstance(error, torch.OutOfMemoryError):
         told = EngineError(f"out of memory: {error}", code="engine.out_of_memory", hint="take a smaller setting")
+    elif isinstance(error, _DEVICE_FAULTS):
+        traceback.print_exception(error)
+        told = EngineError(f"the device failed: {error}", code="engine.worker_died", hint="start the worker again")
     else:
         traceback.print_exception(error)
         told = EngineError(f"{type(error).__name__}: {error}", code="engine.failed", hint="see the worker's log")
-    traceback.clear_frames(error.__traceback__)
     return EngineError(told.message, code=told.code, hint=told.hint)

@@ -50,6 +50,10 @@ _EXPECTED: Final[Mapping[str, str]] = {
 }
 
 
+DECODER_THREAD: Final = "_vae_thread_fn"
+"""The function that decodes in a thread of its own, made inside a call."""
+DECODER_QUEUE: Final = ("vae_queue_lock", "vae_work_queue", "vae_work_ready")
+"""The variables around it by which it is ended: the queue's lock, the queue, the event that it has something."""
 _PREFIXES: Final[Mapping[Any, str]] = {
     inspect.Parameter.VAR_POSITIONAL: "*",
     inspect.Parameter.VAR_KEYWORD: "**",
@@ -67,6 +71,11 @@ def source_drift(checkout: Path) -> tuple[str, ...]:
         found = _in_source(trees[file], name)
         if found != expected:
             problems.append(f"{place}({found}), written for ({expected})")
+    pipeline, _, _ = _PIPELINE.partition(":")
+    tree = trees[pipeline]
+    threads = [] if tree is None else [one for one in ast.walk(tree) if _is_function(one, DECODER_THREAD)]
+    used = {name.id for thread in threads for name in ast.walk(thread) if isinstance(name, ast.Name)}
+    problems += [f"{pipeline}:{DECODER_THREAD} has no {name}" for name in DECODER_QUEUE if name not in used]
     return tuple(problems)
 
 
@@ -112,6 +121,10 @@ def _parse(file: Path) -> ast.Module | None:
         return ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return None
+
+
+def _is_function(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name == name
 
 
 def _in_source(tree: ast.Module | None, name: str) -> str:

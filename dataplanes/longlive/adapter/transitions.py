@@ -67,7 +67,7 @@ class Transitions:
             seconds=self._estimate_s(reach, wanted) if measured is None else measured,
             peak_bytes=held_bytes + self._more_bytes(reach, current, wanted),
             keeps_kv=not self.rebuilds_cache(current, wanted) and reach is not Transition.RESTART,
-            is_measured=measured is not None or reach in (Transition.NONE, Transition.CHUNK),
+            is_measured=measured is not None,
         )
 
     def learn(self, current: Setting, wanted: Setting, seconds: float) -> None:

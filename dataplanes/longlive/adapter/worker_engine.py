@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -21,6 +21,9 @@ from dataplanes.longlive.engine import (
     LoadSpec,
     SessionSpec,
 )
+
+_CLOSED: Final = ("engine.not_finite", "engine.unknown_session")
+"""Errors that mean that the engine has closed the session by itself."""
 
 
 class WorkerDiedError(EngineError):
@@ -62,8 +65,9 @@ class _Waiting:
 class WorkerEngine:
     """A `VideoEngine` whose work is done by another `VideoEngine` in a worker process.
 
-    Also carries out what no engine can do for itself: a change that reaches `Transition.RESTART` starts a new worker
-    at the begin of the next step and opens the sessions there again, without their history.
+    Also carries out what no engine can do for itself: a change that reaches `Transition.RESTART` and keeps no history
+    starts a new worker at the begin of the next step and opens the sessions there again. An engine whose plan says that
+    it keeps the history (its ranks are processes of their own) does it by itself.
 
     Args:
         settings: how the worker is started, and its deadlines.
@@ -169,7 +173,7 @@ class WorkerEngine:
                     f"version {version} is older than {self._version}, which is in force or waits", code="engine.stale"
                 )
             plan = self.plan(current, wanted)
-            if plan.transition is Transition.RESTART:
+            if plan.transition is Transition.RESTART and not plan.keeps_kv:
                 self._restart = _Waiting(wanted, version)
             else:
                 self._call("apply", wanted, version, deadline_s=self._settings.deadline_s)
@@ -192,7 +196,7 @@ class WorkerEngine:
             try:
                 result: ChunkResult = self._call("step", session_id, deadline_s=self._settings.step_deadline_s + longer)
             except EngineError as error:
-                if error.code in ("engine.not_finite", "engine.out_of_memory", "engine.failed"):
+                if error.code in _CLOSED:
                     self._sessions.pop(session_id, None)
                 raise
             return self._as_ours(session, result)
@@ -223,8 +227,9 @@ class WorkerEngine:
         with self._lock:
             session = self._session(session_id)
             # Decoding what a whole clip left is no matter of seconds.
-            frames = self._call("close", session_id, deadline_s=self._settings.load_deadline_s)
+            # Gone whatever comes of it: an engine that fails to close a clip has dropped it.
             del self._sessions[session_id]
+            frames = self._call("close", session_id, deadline_s=self._settings.load_deadline_s)
             return _joined((*session.waiting, frames))
 
     def _as_ours(self, session: _Session, result: ChunkResult) -> ChunkResult:
@@ -257,8 +262,14 @@ class WorkerEngine:
         assert spec is not None and before is not None
         self._restart = None
         started_s = self._clock.monotonic_s()
-        for session_id, session in self._sessions.items():
-            frames = self._call("close", session_id, deadline_s=self._settings.load_deadline_s)
+        for session_id, session in tuple(self._sessions.items()):
+            try:
+                frames = self._call("close", session_id, deadline_s=self._settings.load_deadline_s)
+            except EngineError as error:
+                if error.code not in _CLOSED:
+                    raise
+                del self._sessions[session_id]
+                continue
             session.waiting = (*session.waiting, frames)
         refused: Mapping[str, str] = {}
         setting = waiting.setting
@@ -330,7 +341,10 @@ class WorkerEngine:
             raise WorkerDiedError("there is no worker")
         try:
             return self._process.call(method, *arguments, deadline_s=deadline_s, **keywords)
-        except WorkerGoneError as error:
+        except (WorkerGoneError, EngineError) as error:
+            # An engine that says so itself cannot go on in its process: a GPU's fault stays until the process ends.
+            if error.code != "engine.worker_died":
+                raise
             self.lost_sessions = tuple(sorted(self._sessions))
             self._sessions.clear()
             self._drop()

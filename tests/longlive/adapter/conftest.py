@@ -107,19 +107,25 @@ def make_engine(deployment_file: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         sys.path.append(str(DOUBLE / "stand_ins"))
     engines: list[LongLiveEngine] = []
 
-    def make(hardware: Hardware | None = None) -> LongLiveEngine:
-        engine = LongLiveEngine(read_deployment(deployment_file), hardware or said_hardware())
+    def make(hardware: Hardware | None = None, file: Path = deployment_file) -> LongLiveEngine:
+        # One checkout a process: the packages of the one before are forgotten.
+        sys.path[:] = [entry for entry in sys.path if not entry.endswith("/checkout")]
+        forget()
+        engine = LongLiveEngine(read_deployment(file), hardware or said_hardware())
         engines.append(engine)
         return engine
+
+    def forget() -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]:
+            if name not in before:
+                del sys.modules[name]
 
     yield make
     for engine in engines:
         engine.unload()
     gc.unfreeze()
     sys.path[:] = path
-    for name in [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]:
-        if name not in before:
-            del sys.modules[name]
+    forget()
 
 
 @pytest.fixture

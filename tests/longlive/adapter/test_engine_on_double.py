@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -163,6 +164,7 @@ def test_a_cache_made_anew_is_filled_from_the_clip_s_first_and_last_latents(make
     engine.step("a")
     # Two chunks of history fit beside the one being made.
     assert clip_state.position == 24  # type: ignore[union-attr]
+    assert engine._driver.pipe.kv_cache_pos[0]["k"].shape[1] == 24 * 4  # type: ignore[union-attr]
     (expected,) = {float(first.float().mean() + last.float().mean())}  # type: ignore[union-attr]
     made = float(clip_state.recent[-1].float().mean())  # type: ignore[union-attr]
     held = float(engine._driver.pipe.kv_cache_pos[0]["sum"])  # type: ignore[union-attr]
@@ -200,14 +202,16 @@ def test_a_scene_cut_pins_its_chunk_even_where_a_call_begins_with_it(make_engine
     engine.push_prompt("a", "a street", scene_cut=True, at_chunk=3)
     engine.push_prompt("a", "a field", scene_cut=True, at_chunk=4)
     pipe = engine._driver.pipe  # type: ignore[union-attr]
-    pinned, offsets = [], []
+    pinned, offsets, seen = [], [], []
+    pipe.generator.register_forward_hook(lambda module, _, __: seen.append(module.model.rope_temporal_offset))
     for _ in range(3):
         engine.step("a")
         pinned.append(int(pipe.kv_cache_pos[0]["pinned_start"]))
-        offsets.append(engine._driver.hooks.rope_offset)  # type: ignore[union-attr]
+        offsets.append(set(seen))
+        seen.clear()
     # Four tokens a latent frame; the cache holds 32 frames.
     assert pinned[0] == 24 * 4
-    assert offsets == [8, 16, 16]
+    assert offsets == [{8}, {16}, {16}]
 
 
 def test_a_prompt_for_a_chunk_that_has_begun_is_refused(make_engine: Make) -> None:
@@ -396,3 +400,50 @@ def test_a_decoder_that_fails_in_its_thread_is_told_at_the_next_chunk(
     assert caught.value.code == "engine.failed"
     monkeypatch.undo()
     assert len(clip(engine, 1, name="b")[0]) == 29
+
+
+def test_a_decoder_that_falls_behind_holds_the_chunks_back(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = loaded(make_engine, setting(vae="pipeline"))
+    engine.open(SessionSpec(session_id="a", prompt="a cat", chunks=3))
+    driver, slow = engine._driver, threading.Event()
+    assert driver is not None
+    original = driver.pipe.vae.model.decoder.forward
+
+    def forward(*arguments: object, **keywords: object) -> torch.Tensor:
+        assert slow.wait(timeout=60)
+        made: torch.Tensor = original(*arguments, **keywords)
+        return made
+
+    monkeypatch.setattr(driver.pipe.vae.model.decoder, "forward", forward)
+    assert len(engine.step("a").frames) == 0
+    thread = threading.Thread(target=engine.step, args=("a",))
+    thread.start()
+    while driver.hooks._submitted < 2:
+        time.sleep(0.001)
+    thread.join(timeout=0.1)
+    assert thread.is_alive(), "a second chunk waits in the decoder, so no third one may be begun"
+    slow.set()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+
+
+def test_a_fault_of_the_device_asks_for_another_process(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = loaded(make_engine)
+    engine.open(SessionSpec(session_id="a", prompt="a cat"))
+
+    def fail(*arguments: object, **keywords: object) -> None:
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(engine._driver.pipe.vae.model.decoder, "forward", fail)  # type: ignore[union-attr]
+    with pytest.raises(EngineError, match="illegal memory access") as caught:
+        engine.step("a")
+    assert caught.value.code == "engine.worker_died"
+
+
+@pytest.mark.parametrize(("compiled", "chunks"), [("no", 1), ("yes", 5)])
+def test_a_compiled_generator_is_warmed_up_until_the_window_is_full(
+    make_engine: Make, compiled: str, chunks: int
+) -> None:
+    engine = loaded(make_engine, setting(compile=compiled))
+    # Four tokens a latent frame, eight frames a chunk.
+    assert int(engine._driver.pipe.kv_cache_pos[0]["global_end_index"]) == chunks * 32  # type: ignore[union-attr]

@@ -36,6 +36,7 @@ def test_the_real_checkout_has_them_too() -> None:
             "_initialize_sample_scheduler(self, noise, steps)",
             "noise, steps",
         ),
+        (PIPELINE, "vae_work_queue", "queue", "_vae_thread_fn has no vae_work_queue"),
         (PIPELINE, "def _pin_current_chunk", "def pin_current_chunk", r"_pin_current_chunk\(missing\)"),
         (
             PIPELINE,
@@ -57,7 +58,7 @@ def test_a_function_that_moved_is_named(tmp_path: Path, file: str, old: str, new
     shutil.copytree(CHECKOUT, checkout)
     text = (checkout / file).read_text()
     assert old in text
-    (checkout / file).write_text(text.replace(old, new, 1))
+    (checkout / file).write_text(text.replace(old, new))
     with pytest.raises(EngineError, match=said) as caught:
         require_fit(checkout)
     assert "7860ad9" in caught.value.hint
@@ -81,7 +82,8 @@ def test_a_name_that_is_taken_in_this_process_is_told(
 ) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "utils.py").write_text("")
+    engine = make_engine()
     monkeypatch.syspath_prepend(str(tmp_path / "other"))
     __import__("utils")
     with pytest.raises(EngineError, match="utils"):
-        make_engine().load(LoadSpec(checkpoint="", setting=setting()))
+        engine.load(LoadSpec(checkpoint="", setting=setting()))

@@ -153,6 +153,15 @@ def test_a_fault_in_the_engine_s_own_code_is_told_and_the_worker_lives(make_work
     assert engine.is_running()
 
 
+def test_an_engine_that_cannot_go_on_in_its_process_costs_the_worker(make_worker: Make) -> None:
+    engine = small(make_worker, fault="device")
+    engine.load(SPEC)
+    engine.open(SessionSpec(session_id="a", prompt="x"))
+    with pytest.raises(WorkerDiedError, match="the device failed; lost sessions: a"):
+        engine.step("a")
+    assert not engine.is_running()
+
+
 def test_no_worker_outlives_an_owner_that_is_killed(tmp_path: Path) -> None:
     code = f"""
 from dataplanes.longlive.adapter.worker_engine import WorkerEngine
@@ -211,6 +220,16 @@ def test_a_restart_opens_the_sessions_again_and_counts_on(make_worker: Make) -> 
     engine.open(SessionSpec(session_id="b", prompt="x"))
     after = engine.step("b")
     assert [(one.version, one.chunk) for one in after.applied] == [(6, 4)]
+
+
+def test_an_engine_that_keeps_history_over_a_restart_does_it_by_itself(make_worker: Make) -> None:
+    engine = small(make_worker, keeps="yes")
+    engine.load(SPEC)
+    engine.open(SessionSpec(session_id="a", prompt="x"))
+    before = engine.worker_pid
+    engine.apply(TWO, 1)
+    assert engine.step("a").applied[0].setting_id == TWO.config_id
+    assert engine.worker_pid == before
 
 
 def test_a_restart_that_fails_goes_back_to_what_was_there(make_worker: Make) -> None:

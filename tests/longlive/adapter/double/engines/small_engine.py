@@ -23,13 +23,15 @@ class SmallEngine:
     """Frames carry the process, so that a test sees who made them.
 
     Args:
-        fault: what goes wrong: exit, hang, child, oom, raise.
+        fault: what goes wrong: exit, hang, child, oom, raise, device.
         touches: file that says that it has begun to.
+        keeps: not empty: it restarts its ranks by itself.
     """
 
-    def __init__(self, fault: str = "", touches: str = "") -> None:
+    def __init__(self, fault: str = "", touches: str = "", keeps: str = "") -> None:
         self._fault = fault
         self._touches = touches
+        self._keeps = bool(keeps)
         self._setting = Configuration({"steps": 4, "ranks": 1})
         self._waiting: tuple[Configuration, int] | None = None
         self._sessions: dict[str, list[object]] = {}
@@ -60,7 +62,9 @@ class SmallEngine:
 
     def plan(self, current: Configuration, wanted: Configuration) -> TransitionPlan:
         reach = Transition.RESTART if current["ranks"] != wanted["ranks"] else Transition.CHUNK
-        return TransitionPlan(transition=reach, seconds=1.0, peak_bytes=1, keeps_kv=reach is Transition.CHUNK)
+        return TransitionPlan(
+            transition=reach, seconds=1.0, peak_bytes=1, keeps_kv=self._keeps or reach is Transition.CHUNK
+        )
 
     def apply(self, wanted: Configuration, version: int) -> None:
         self._waiting = (wanted, version)
@@ -120,6 +124,8 @@ class SmallEngine:
     def _fail(self) -> None:
         if self._fault == "raise":
             raise ValueError("a bug in the engine's own code")
+        if self._fault == "device":
+            raise EngineError("the device failed", code="engine.worker_died")
         if self._fault == "exit":
             print("last words", flush=True)
             os._exit(3)

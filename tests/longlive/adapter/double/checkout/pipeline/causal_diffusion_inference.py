@@ -231,7 +231,6 @@ class CausalDiffusionInferencePipeline(torch.nn.Module):
                 "local_end_index": torch.tensor([0]),
                 "pinned_start": torch.tensor([-1]),
                 "pinned_len": torch.tensor([0]),
-                "sum": torch.zeros(1),
             }
 
         self.kv_cache_pos = [layer() for _ in range(self.num_transformer_blocks)]

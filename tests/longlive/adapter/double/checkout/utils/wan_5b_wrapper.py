@@ -16,6 +16,10 @@ class Model(torch.nn.Module):
         self.rope_temporal_offset = 0.0
         self.global_sink_size = 0
         self.sink_size = 0
+        self.local_attn_size = -1
+        self.max_attention_size = 0
+        self.rope_method = "linear"
+        self.original_seq_len = None
         self.kv_quant_config = None
 
 
@@ -23,7 +27,6 @@ class WanDiffusionWrapper(torch.nn.Module):
     def __init__(self, model_name="", timestep_shift=8.0, is_causal=False, local_attn_size=-1, num_frame_per_block=1):
         super().__init__()
         self.model = Model()
-        self.calls = []
 
     def configure_torch_compile(
         self, *, backend="", mode="", fullgraph=False, dynamic=False, options=None, suppress_errors=True
@@ -50,17 +53,17 @@ class WanDiffusionWrapper(torch.nn.Module):
         assert conditional_dict["prompt_embeds"].shape[0] == x.shape[0], "one prompt a clip"
         tokens = x.shape[1] * x.shape[3] * x.shape[4] // 4
         end = current_start + tokens
-        history = 0.0
         for cache in kv_cache:
             known = int(cache["global_end_index"])
             held = cache["k"][0].values.shape[1] if cache["quantized"] else cache["k"].shape[1]
             if known == 0:
-                cache["sum"].zero_()
+                cache["sum"] = torch.zeros(1)
             assert current_start in (known, known - tokens), (current_start, known)
             if end > known:
                 cache["global_end_index"].fill_(end)
                 cache["local_end_index"].fill_(min(int(cache["local_end_index"]) + tokens, held))
-            history += float(cache["sum"])
+        # All layers alike: as many of them as the loop has made.
+        history = float(kv_cache[0]["sum"])
         if not bool(timestep.any()):
             for cache in kv_cache:
                 cache["sum"] += x.float().mean()
