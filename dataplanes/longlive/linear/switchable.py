@@ -51,7 +51,7 @@ class SwitchableLinear(nn.Module):
         self._variants: dict[LinearPrecision, _Variant] = {}
         self._precision = BF16
         self._active: _Variant | None = None
-        self.register_load_state_dict_post_hook(lambda module, _: module._forget())
+        self.register_load_state_dict_post_hook(_forget_variants)  # type: ignore[no-untyped-call]
 
     @property
     def precision(self) -> LinearPrecision:
@@ -104,7 +104,7 @@ class SwitchableLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, {self._precision}, {self.backend_name}"
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> SwitchableLinear:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._forget()
         return self
 
@@ -113,6 +113,10 @@ class SwitchableLinear(nn.Module):
         self._variants.clear()
         self._active = None
         self.set_precision(self._precision)
+
+
+def _forget_variants(layer: SwitchableLinear, _: object) -> None:
+    layer._forget()
 
 
 def make_linear(linear: nn.Linear, precision: LinearPrecision, backend_for: BackendChoice) -> SwitchableLinear:

@@ -60,11 +60,11 @@ class TransformerEngineBackend:
         missing = below_capability(device, 10, 0)
         if missing is not None:
             return missing
-        library = imported("transformer_engine.pytorch")
-        recipes = imported("transformer_engine.common.recipe")
-        for module in (library, recipes):
-            if isinstance(module, str):
-                return module
+        library, recipes = imported("transformer_engine.pytorch"), imported("transformer_engine.common.recipe")
+        if isinstance(library, str):
+            return library
+        if isinstance(recipes, str):
+            return recipes
         if not hasattr(recipes, "NVFP4BlockScaling"):
             return "this version of Transformer Engine has no recipe NVFP4BlockScaling"
         if precision.block_rule is BlockRule.FOUR_OVER_SIX and _FOUR_OVER_SIX_FIELD not in _recipe_fields(recipes):
@@ -106,7 +106,7 @@ class TransformerEngineBackend:
 
 def recipe_for(recipes: ModuleType, rule: BlockRule) -> Any:
     """NVFP4BlockScaling for inference, with what this version knows of it."""
-    wanted = {
+    wanted: dict[str, object] = {
         "disable_rht": True,
         "disable_stochastic_rounding": True,
         "disable_2d_quantization": True,
