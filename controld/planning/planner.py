@@ -43,7 +43,7 @@ from controld.planning.plane import (
 )
 from controld.planning.sharing import offered_shares
 from controld.planning.tenants import TenantLedger, TenantReport
-from controld.policy.model import Policy, PolicySet
+from controld.policy.model import PlaneKind, Policy, PolicySet
 from controld.store.errors import StoreError
 from controld.store.interface import Store
 from controld.store.records import AuditEvent, EffectRecord
@@ -231,6 +231,8 @@ class Planner:
         policies = self._policies()
         published = 0
         for policy in policies.policies:
+            if policy.kind is PlaneKind.LONGLIVE:
+                continue  # `VideoPlanner` gives an engine its setting
             try:
                 published += await self._plan_policy(policy, policies.generation)
             except StoreError:
@@ -413,7 +415,11 @@ class Planner:
             for session in self._fleet.sessions()
             if session.effective_version
         }
-        stale = {selector for selector in holding if self._fleet.desired(selector) is None}
+        stale = {
+            selector
+            for selector in holding
+            if self._fleet.desired(selector) is None and selector.kind != PlaneKind.LONGLIVE
+        }
         gone = (set(self.plans) | stale) - named
         for selector in gone:
             await self._fleet.publish(selector, [], policy_generation=generation)
