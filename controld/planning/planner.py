@@ -197,6 +197,8 @@ class Planner:
     async def _restore_plans(self) -> None:
         """What was in use before a restart stays in use while it is as good as the best."""
         for policy in self._policies().policies:
+            if policy.kind is PlaneKind.LONGLIVE:
+                continue
             selector = selector_of(policy)
             record = await self._store.versions.latest(selector.kind, selector.deployment)
             if record is None:
