@@ -248,6 +248,12 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
     async def study_events(request: web.Request) -> web.StreamResponse:
         return await stream_events(request, backend.study_events(request.match_info["id"]))
 
+    async def engines(_: web.Request) -> web.Response:
+        return _json({"engines": await backend.engines()})
+
+    async def explain_engine(request: web.Request) -> web.Response:
+        return _json(await backend.explain_engine(request.match_info["id"]))
+
     def get(path: str, handler: Handler, summary: str, **rest: Any) -> Route:
         return Route(method="GET", path=path, handler=handler, summary=summary, **rest)
 
@@ -293,6 +299,11 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
                 parameter(name="load", description="raw bytes per second offered over bandwidth, 0 unless given"),
                 parameter(name="deployment", description="which plane; the only one unless given"),
             ),
+        ),
+        get("/v1/engines", engines, "Video engines: what they serve, their setting, and whether it meets the targets"),
+        get(
+            "/v1/engines/{id}/explain", explain_engine, "Why a video engine runs under its setting",
+            statuses=(200, 404),
         ),
         get("/v1/posteriors", posteriors, "What was learned of each arm and stage"),
         get("/v1/pins", pins, "Arms out of use: for which class, since when, and why"),

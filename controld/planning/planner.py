@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from controld.candidates.profile import Profile
+from controld.candidates.video_profile import is_video_document
 from controld.contract.clock import Clock
 from controld.contract.decision import RAW
 from controld.contract.effect import Half
@@ -259,6 +260,8 @@ class Planner:
             raise
         profiles = []
         for record in records:
+            if is_video_document(record.document):
+                continue
             try:
                 profiles.append(Profile.from_json(record.document))
             except ControldError as error:

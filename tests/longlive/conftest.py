@@ -23,12 +23,21 @@ TRANSITIONS = {"kv": Transition.KV_REBUILD, "steps": Transition.CHUNK, "vae": Tr
 
 
 class DoubleEngine:
-    """Says which setting each chunk ran under; every duration is the same made-up second."""
+    """Says which setting each chunk ran under; how long things take is for the test to say.
+
+    Attributes:
+        pass_s, vae_s: seconds that each forward pass and each decoding is said to take.
+        refuse: why the next settings are refused; empty: they are taken.
+        makes_nan: settings under which chunks are not finite.
+    """
 
     def __init__(self) -> None:
         self.setting = Configuration({})
         self.asked: list[tuple[str, int]] = []
         self.refuse = ""
+        self.pass_s = 1.0
+        self.vae_s = 1.0
+        self.makes_nan: set[str] = set()
         self._waiting: tuple[Configuration, int] | None = None
         self._version = 0
         self._chunk = 0
@@ -77,7 +86,13 @@ class DoubleEngine:
                     transition=Transition.CHUNK, seconds=0.0, keeps_kv=True,
                 ),
             )  # fmt: skip
+        steps = int(self.setting.get("steps", 1))
+        dit_s = self.pass_s * (steps + 1)
+        overlaps = self.setting.get("vae") == "async"
         report = make_report(
+            denoise_s=(self.pass_s,) * steps, recache_s=self.pass_s, vae_s=self.vae_s,
+            total_s=max(dit_s, self.vae_s) if overlaps else dit_s + self.vae_s,
+            has_nan=self.setting.config_id in self.makes_nan,
             session_id=session_id, service_class=self._sessions[session_id].service_class,
             setting_id=self.setting.config_id, chunk=self._chunk, session_chunk=self._made[session_id],
         )  # fmt: skip

@@ -130,21 +130,15 @@ def _rate(frames: int, seconds: float) -> float:
 def log_ratios(profile: VideoProfile, report: ChunkReport, corrections: Corrections) -> dict[VideoStage, float]:
     """What one chunk says of each stage: log(observed / predicted); a stage that it says nothing of is absent.
 
-    The chunk's ratio is taken to what its stages are now known to take, so that it learns the overlap alone.
+    The chunk's ratio is taken to what its own stages took, so that it learns the overlap and the rest alone; what is
+    still being decoded counts with what is known of it.
     """
-    learned = {stage: corrections.get(stage, EXACT).factor for stage in VideoStage}
     passes = len(report.denoise_s) + 1
+    vae_s = report.vae_s or corrections.get(VideoStage.VAE, EXACT).factor * profile.vae_s
     pairs = {
         VideoStage.FORWARD: (report.dit_s / passes, profile.forward_s),
         VideoStage.VAE: (report.vae_s, profile.vae_s),
-        VideoStage.CHUNK: (
-            report.total_s,
-            together(
-                profile,
-                learned[VideoStage.FORWARD] * profile.forward_s * passes,
-                learned[VideoStage.VAE] * profile.vae_s,
-            ),
-        ),
+        VideoStage.CHUNK: (report.total_s, together(profile, report.dit_s, vae_s)),
     }
     return {
         stage: math.log(observed / predicted)
