@@ -98,7 +98,12 @@ class DaemonBackend:
         self._clock = clock
         self._video = video
         self._started_unix_s = clock.unix_s()
-        self._exchange = CandidateExchange(store, fleet.sessions, planner.profiles_changed, clock)
+        self._exchange = CandidateExchange(store, fleet.sessions, self._profiles_changed, clock)
+
+    def _profiles_changed(self) -> None:
+        self._planner.profiles_changed()
+        if self._video is not None:
+            self._video.profiles_changed()
 
     def ready(self) -> tuple[bool, str]:
         """Serving is ready: components started, policies in force."""
