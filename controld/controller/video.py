@@ -11,107 +11,21 @@ one whose gain over the horizon is more than that; one that fails is left at onc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Iterable, Sequence
 
 from controld.candidates.video_profile import VideoProfile
-from controld.contract.configuration import Configuration
-from controld.contract.video import EngineFacts, Transition
-from controld.controller.guard import PinBoard
-from controld.controller.knobs.video import Corrections, VideoPrediction, predict
+from controld.contract.video import Transition
+from controld.controller.knobs.video import VideoPrediction, predict
 from controld.controller.video_plan import ArmPlan, Gate, Rejection, VideoPlan
 from controld.controller.video_text import rate_text, seconds_text, setting_label, size_text
-
-
-class VideoObjective(StrEnum):
-    """What decides among the settings that pass."""
-
-    QUALITY = "quality"
-    LATENCY = "latency"
-    BYTES = "bytes"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VideoGoal:
-    """What the sessions of one class are owed; None: no such target.
-
-    Args:
-        sessions: open ones; a goal without any says what is wanted of the first.
-        max_quality_loss: settings whose loss's upper bound is above it are out.
-        fps, fps_denoise, first_frame_s, memory_bytes, percentile: as in `policy.model.VideoTargets`.
-        only_setting: the one setting that the class takes; None: any.
-    """
-
-    service_class: str
-    sessions: int = 1
-    max_quality_loss: float = 0.0
-    objective: VideoObjective = VideoObjective.QUALITY
-    fps: float | None = None
-    fps_denoise: float | None = None
-    first_frame_s: float | None = None
-    memory_bytes: float | None = None
-    percentile: float = 90.0
-    only_setting: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steering:
-    """How eagerly an engine is turned.
-
-    Args:
-        horizon_s: a gain counts for so long.
-        dwell_s: a setting that passes stays at least so long.
-        margin: by so much better than the target must a setting look before it is taken in place of one that passes.
-        tie: losses that differ by less than this part of the limit are alike.
-    """
-
-    horizon_s: float = 60.0
-    dwell_s: float = 10.0
-    margin: float = 0.03
-    tie: float = 0.02
-
-
-USUAL_SECONDS: Mapping[Transition, float] = {
-    Transition.NONE: 0.0,
-    Transition.CHUNK: 0.0,
-    Transition.NEXT_CALL: 1.0,
-    Transition.KV_REBUILD: 1.0,
-    Transition.RELOAD: 20.0,
-    Transition.RESTART: 60.0,
-}
-"""What a change takes before the engine showed it."""
-
-USUAL_WINDOW_CHUNKS = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineView:
-    """What is known of one engine.
-
-    Args:
-        in_force: the configuration it runs under; None: not known.
-        in_force_s: for how long.
-        facts: what it said of itself; None: then every change is taken to be a reload.
-        offered: ids of the settings of its space; None: not known, and all are taken to be offered.
-        memory_limit_bytes: what it may use now; 0: it knows of no limit.
-        corrections: by setting.
-        switch_seconds: what changes took, by how far they reached; what is missing is as usual.
-        keeps_kv: whether changes kept history, by how far they reached; what is missing: those beyond a call do not.
-        pins: settings out of use.
-        motion: least part of the reference setting's motion; None: any.
-    """
-
-    in_force: Configuration | None = None
-    in_force_s: float = math.inf
-    facts: EngineFacts | None = None
-    offered: frozenset[str] | None = None
-    memory_limit_bytes: int = 0
-    corrections: Mapping[str, Corrections] = field(default_factory=dict)
-    switch_seconds: Mapping[Transition, float] = field(default_factory=dict)
-    keeps_kv: Mapping[Transition, bool] = field(default_factory=dict)
-    pins: PinBoard = field(default_factory=PinBoard)
-    motion: float | None = None
+from controld.controller.video_view import (
+    USUAL_SECONDS,
+    USUAL_WINDOW_CHUNKS,
+    EngineView,
+    Steering,
+    VideoGoal,
+    VideoObjective,
+)
 
 
 def decide_video(
@@ -165,8 +79,10 @@ def _among_passing(
         return current, "in force; what would be better does not clear the targets by the margin"
     if engine.in_force_s < steering.dwell_s:
         return current, f"in force for {engine.in_force_s:.1f} s only; {best.label} would be better"
-    gain, cost_s = best.gain_over(current, wanted), best.switch_cost_s(current)
+    gain, cost_s = best.gain_over(current, wanted, steering), best.switch_cost_s(current)
     text = f"{gain:.1%} over {steering.horizon_s:g} s against {cost_s:.2g} s of standstill and lost history"
+    if gain == 0.0:
+        return current, f"in force, and as good as {best.label} within what was measured"
     if gain * steering.horizon_s <= cost_s:
         return current, f"in force; {best.label} would gain {text}"
     return best, f"better by {wanted.objective.value} than {current.label}: {text}"
@@ -346,8 +262,9 @@ class _Arm:
             return chunk_s > fastest * (1 + steering.margin), loss, chunk_s, memory, self.id
         if wanted.objective is VideoObjective.BYTES:
             return memory, loss, chunk_s, self.id
-        alike = min(_loss(arm) for arm in among) + steering.tie * wanted.max_quality_loss
-        return max(loss - alike, 0.0), chunk_s, memory, self.id
+        best = min(among, key=_loss)
+        alike = max(steering.tie * wanted.max_quality_loss, _uncertain(self, best))
+        return max(loss - _loss(best) - alike, 0.0), chunk_s, memory, self.id
 
     def order(self, wanted: _Wanted, steering: Steering) -> tuple[object, ...]:
         """For showing: what passes first, the best of it on top."""
@@ -362,8 +279,14 @@ class _Arm:
             and (wanted.first_frame_s is None or seen.first_frame_s <= wanted.first_frame_s * (1 - margin))
         )
 
-    def gain_over(self, current: _Arm, wanted: _Wanted) -> float:
-        """What is won by leaving `current`, as a part of what it has: of the loss, the chunk's time or the memory."""
+    def gain_over(self, current: _Arm, wanted: _Wanted, steering: Steering) -> float:
+        """What is won by leaving `current`, as a part of the limit, the chunk's time or the memory; 0: little."""
+        gain, least = self._gain_over(current, wanted), steering.least_gain
+        if wanted.objective is VideoObjective.QUALITY and _loss(current) - _loss(self) <= _uncertain(self, current):
+            least = steering.least_speed
+        return gain if gain >= least else 0.0
+
+    def _gain_over(self, current: _Arm, wanted: _Wanted) -> float:
         if wanted.objective is VideoObjective.BYTES:
             mine, theirs = self.predicted.memory_bytes, current.predicted.memory_bytes
             return _saved(float(theirs or 0), float(mine or 0))
@@ -371,8 +294,8 @@ class _Arm:
         if wanted.objective is VideoObjective.LATENCY:
             return faster
         limit = max(wanted.max_quality_loss, _loss(current), 1e-12)
-        better = max(_loss(current) - _loss(self), 0.0) / limit
-        return better if better > 0 else faster
+        better = _loss(current) - _loss(self)
+        return better / limit if better > _uncertain(self, current) else faster
 
     def switch_cost_s(self, current: _Arm) -> float:
         """Seconds of standstill; lost history counts as the time in which it was made."""
@@ -413,6 +336,10 @@ def _reference(arms: Sequence[_Arm]) -> _Arm | None:
 
 def _loss(arm: _Arm) -> float:
     return math.inf if arm.profile.loss_mean is None else max(arm.profile.loss_mean, 0.0)
+
+
+def _uncertain(one: _Arm, other: _Arm) -> float:
+    return math.hypot(one.profile.loss_se, other.profile.loss_se)
 
 
 def _saved(before: float, after: float) -> float:

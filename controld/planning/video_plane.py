@@ -8,7 +8,7 @@ from controld.candidates.video_profile import VideoProfile
 from controld.contract.decision import DEFAULT_CLASS
 from controld.contract.errors import ControldError
 from controld.contract.space import StrategySpace
-from controld.controller.video import VideoGoal, VideoObjective
+from controld.controller.video_view import VideoGoal, VideoObjective
 from controld.fleet.identity import AgentIdentity
 from controld.policy.model import Policy, ServiceClass, VideoTargets
 

@@ -16,8 +16,9 @@ from controld.contract.errors import ControldError
 from controld.contract.snapshot import ClassRules, Resource
 from controld.contract.telemetry import Telemetry
 from controld.contract.video import Applied, ChunkReport, EngineSetting, EngineState, engine_setting_name
-from controld.controller.video import EngineView, Steering, decide_video
+from controld.controller.video import decide_video
 from controld.controller.video_plan import VideoPlan, plans_to_json, settings_of_json
+from controld.controller.video_view import EngineView, Steering
 from controld.fleet.published import Selector
 from controld.fleet.server import FleetServer
 from controld.fleet.session import AgentSession

@@ -16,9 +16,10 @@ from controld.contract.video import ChunkReport, EngineFacts, MemorySplit, Trans
 from controld.controller.guard import Pin, PinBoard
 from controld.controller.knobs.video import LOCAL_PRIORS, VideoStage, log_ratios, pooled_logs, predict
 from controld.controller.posterior import LogRatioPosterior, StageCorrection
-from controld.controller.video import EngineView, VideoGoal, VideoObjective, decide_video
+from controld.controller.video import decide_video
 from controld.controller.video_plan import Gate, plans_to_json, settings_of_json
 from controld.controller.video_text import plan_text
+from controld.controller.video_view import EngineView, VideoGoal, VideoObjective
 
 FACTS = EngineFacts(
     engine="reference",
@@ -152,6 +153,17 @@ def test_a_setting_that_hardly_reaches_the_target_is_not_gone_back_to() -> None:
     back = decide_video([goal(fps=31.5)], ALL, view(in_force=setting("bf16", 3)))
     assert back.setting == setting("bf16", 3)
     assert "margin" in back.reason
+
+
+def test_what_is_only_a_little_better_or_faster_is_not_worth_a_change() -> None:
+    noisy = [replace(each, loss_se=0.01, loss_mean=0.001 * each.steps) for each in ALL]
+    at = view(in_force=setting("bf16", 4))
+    fast = decide_video([goal()], noisy[:3], at)
+    assert fast.setting == setting("bf16", 2), "alike in quality, and much faster"
+    at = view(in_force=setting("nvfp4", 2))
+    alike = decide_video([goal()], [*noisy[:3], replace(noisy[5], forward_s=0.055)], at)
+    assert alike.setting == setting("nvfp4", 2)
+    assert "as good as" in alike.reason
 
 
 def test_objectives_other_than_quality() -> None:

@@ -10,8 +10,9 @@ from controld.candidates.video_profile import Source
 from controld.candidates.video_published import published_document, published_profiles
 from controld.contract.errors import FieldError
 from controld.controller.knobs.video import predict
-from controld.controller.video import EngineView, VideoGoal, decide_video
+from controld.controller.video import decide_video
 from controld.controller.video_plan import Gate
+from controld.controller.video_view import EngineView, VideoGoal
 
 GB200, H100 = published_profiles("GB200"), published_profiles("H100")
 BF16, NVFP4, NVFP4_KV, ALL_FOUR, ALL_TWO = GB200

@@ -25,7 +25,7 @@ examples:
   controld demo-video --phase-seconds 40   longer phases, steadier figures
 """
 
-_GRID = {"weights": ["bf16"], "activations": ["bf16"], "window": [15]}
+_GRID = {"weights": ["bf16"], "activations": ["bf16"]}
 _SEGMENTS = 8
 
 

@@ -14,7 +14,7 @@ DEPLOYMENT: Final = "video"
 AGENT_ID: Final = "video-0"
 SERVICE_CLASS: Final = "live"
 
-TARGET_SHARE: Final = 0.6
+TARGET_SHARE: Final = 0.55
 """The target is this part of what the full setting gives one session: enough for one, too much for two."""
 
 SETTLE_SHARE: Final = 0.5
