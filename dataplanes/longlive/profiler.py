@@ -11,7 +11,6 @@ import argparse
 import hashlib
 import json
 import logging
-import math
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -123,9 +122,9 @@ def profile_document(measured: Measured, reference: Measured, checkpoint: str) -
         FieldError: too few segments for a standard error.
     """
     reports, quality = measured.reports, measured.quality
-    excess, error = (0.0, 0.0) if measured is reference else quality.excess(reference.quality)
-    if len(quality.segments) < 2 or not math.isfinite(error):
+    if len(quality.segments) < 2:
         raise FieldError("segments", "one segment has no standard error", hint="at least 2")
+    excess, error = (0.0, 0.0) if measured is reference else quality.excess(reference.quality)
     memory = reports[-1].memory
     decoded = [report.vae_s for report in reports if report.vae_s > 0]
     flicker = statistics.fmean(report.flicker for report in reference.reports)

@@ -138,7 +138,7 @@ class House:
         self.clock.advance(1.0)
         made = self.double._chunk
         await eventually(lambda: self.chunks == made and self.heard(), "the chunks are reported")
-        return self.double.setting
+        return Configuration(self.double.setting)
 
     def heard(self) -> bool:
         sessions = self.fleet.sessions()
@@ -148,7 +148,7 @@ class House:
     async def rounds(self, count: int) -> Configuration:
         for _ in range(count):
             await self.round()
-        return self.double.setting
+        return Configuration(self.double.setting)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from controld.contract.configuration import Configuration
 from controld.contract.errors import ControldError
 
 SUMMARY = "show a video engine under a changing load, steered between chunks (CPU reference engine, minutes)"
@@ -87,12 +88,13 @@ def _profiles(path: Path, checkpoint: str) -> Sequence[dict[str, Any]]:
     """What was measured before with this model on this hardware, else measured now."""
     from dataplanes.longlive import profiler
 
+    chosen = list(profiler.grid_settings({**profiler.GRID, **_GRID}))
     if path.exists():
         kept: list[dict[str, Any]] = json.loads(path.read_text())["profiles"]
         here = (profiler.model_fingerprint(checkpoint), profiler.hardware_name())
-        if kept and (kept[0]["model_fingerprint"], kept[0]["hardware"]) == here:
+        same = {Configuration(each["configuration"]) for each in kept} == set(chosen)
+        if same and (kept[0]["model_fingerprint"], kept[0]["hardware"]) == here:
             return kept
-    chosen = list(profiler.grid_settings({**profiler.GRID, **_GRID}))
     print(f"measuring {len(chosen)} settings, {_SEGMENTS} held-out clips each")
     measured = list(profiler.measure_grid(chosen, checkpoint=checkpoint, segments=_SEGMENTS))
     profiler.write_document(path, measured)
@@ -133,7 +135,7 @@ def _conclude(out: Path) -> int:
     plan = DemoPlan.from_json((out / "plan.json").read_text())
     rows = [json.loads(line) for line in (out / "chunks.jsonl").read_text().splitlines()]
     labels = {
-        _setting_id(each["configuration"]): _label(each["configuration"])
+        Configuration(each["configuration"]).config_id: _label(each["configuration"])
         for each in json.loads((out / "profiles.json").read_text())["profiles"]
     }
     results = phase_results(plan, rows)
@@ -150,12 +152,6 @@ def _conclude(out: Path) -> int:
     knobs_move = len({one for result in results for one in result.setting_ids}) > 1
     held = len(results) == len(plan.phases) and all(each.holds_fps and each.holds_memory for each in results)
     return 0 if held and knobs_move else 1
-
-
-def _setting_id(values: dict[str, Any]) -> str:
-    from controld.contract.configuration import Configuration
-
-    return Configuration(values).config_id
 
 
 def _label(values: dict[str, Any]) -> str:
