@@ -15,6 +15,8 @@ KIND = "longlive"
 ROLE = "engine"
 TIER = "video"
 
+_ALL_LOST = frozenset({"engine.worker_died", "engine.not_loaded"})
+
 
 def engine_facts(capabilities: EngineCapabilities) -> EngineFacts:
     """What controld needs of an engine's capabilities, beside its space."""
@@ -121,8 +123,10 @@ class SteeredEngine:
         self._steer()
         try:
             result = self._engine.step(session_id)
-        except EngineError:
-            # The engine closes a session that it cannot go on with.
+        except EngineError as error:
+            # The engine closes a session that it cannot go on with; a worker that died takes all of them along.
+            if error.code in _ALL_LOST:
+                self._classes.clear()
             self._classes.pop(session_id, None)
             self._tell()
             raise

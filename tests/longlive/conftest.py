@@ -29,6 +29,7 @@ class DoubleEngine:
         pass_s, vae_s: seconds that each forward pass and each decoding is said to take.
         refuse: why the next settings are refused; empty: they are taken.
         makes_nan: settings under which chunks are not finite.
+        dies: the next step finds the worker dead, and what waited is lost with it.
     """
 
     def __init__(self) -> None:
@@ -38,6 +39,7 @@ class DoubleEngine:
         self.pass_s = 1.0
         self.vae_s = 1.0
         self.makes_nan: set[str] = set()
+        self.dies = False
         self._waiting: tuple[Configuration, int] | None = None
         self._version = 0
         self._chunk = 0
@@ -74,6 +76,9 @@ class DoubleEngine:
         self._made[spec.session_id] = 0
 
     def step(self, session_id: str) -> ChunkResult:
+        if self.dies:
+            self._sessions, self._waiting = {}, None
+            raise EngineError("the worker died", code="engine.worker_died")
         if session_id not in self._sessions:
             raise EngineError(f"no session {session_id}", code="engine.unknown_session")
         applied = ()

@@ -196,6 +196,25 @@ async def test_a_restarted_engine_is_asked_again_for_what_controld_wants(start: 
     assert steered.step("b").report.setting_id == TWO.config_id
 
 
+async def test_a_worker_that_died_leaves_no_session_and_the_next_load_is_steered_again(
+    start: Any, steer: Any, double: Any
+) -> None:
+    server, address = await start()
+    steered = steer(address)
+    steered.open(SessionSpec(session_id="a", prompt="red square"))
+    steered.open(SessionSpec(session_id="b", prompt="red square"))
+    version = await publish(server, TWO)
+    await acknowledged(server, version)
+    double.dies = True
+    with pytest.raises(EngineError, match="died"):
+        steered.step("a")
+    await eventually(lambda: server.sessions()[0].telemetry.engine.sessions == {}, "no session is left")
+    double.dies = False
+    steered.load(LoadSpec(checkpoint="", setting=FOUR))
+    steered.open(SessionSpec(session_id="c", prompt="red square"))
+    assert steered.step("c").report.setting_id == TWO.config_id
+
+
 async def test_a_session_that_ended_or_failed_is_not_counted_any_more(start: Any, steer: Any) -> None:
     server, address = await start()
     steered = steer(address)
