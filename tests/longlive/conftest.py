@@ -81,7 +81,7 @@ class DoubleEngine:
             raise EngineError("the worker died", code="engine.worker_died")
         if session_id not in self._sessions:
             raise EngineError(f"no session {session_id}", code="engine.unknown_session")
-        applied = ()
+        applied: tuple[Applied, ...] = ()
         if self._waiting is not None:
             self.setting, self._version = self._waiting
             self._waiting = None
@@ -123,7 +123,7 @@ def make_report(**changes: object) -> ChunkReport:
         "frames": 8, "denoise_s": (1.0,), "recache_s": 1.0, "vae_s": 1.0, "vae_overlap": 0.0, "total_s": 1.0,
         "first_frame_s": 0.0, "fps_denoise": 1.0, "fps_end_to_end": 1.0, "memory": MemorySplit(),
     }  # fmt: skip
-    return ChunkReport(**{**values, **changes})
+    return ChunkReport(**{**values, **changes})  # type: ignore[arg-type]
 
 
 @pytest.fixture
