@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 check: export OMP_NUM_THREADS = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo evidence test check fmt clean
+.PHONY: help setup demo demo-video evidence test check fmt clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -18,6 +18,9 @@ setup: ## install everything into .venv and convert the model (minutes from noth
 
 demo: setup ## the short show on a real SGLang pair (under 10 minutes)
 	$(PY) -m controld.cli.main demo $(ARGS)
+
+demo-video: setup ## a video engine under a changing load, on the CPU (about three minutes)
+	$(PY) -m controld.cli.main demo-video $(ARGS)
 
 evidence: setup ## decide every claim on serving (up to an hour); writes build/evidence
 	$(PY) -m controld.cli.main demo --evidence $(ARGS)

@@ -87,6 +87,12 @@ class Operations:
     async def hypothetical(self, request: web.Request) -> web.Response:
         return _json(await self._backend.explain_hypothetical(hypothetical_context(request)))
 
+    async def engines(self, _: web.Request) -> web.Response:
+        return _json({"engines": await self._backend.engines()})
+
+    async def explain_engine(self, request: web.Request) -> web.Response:
+        return _json(await self._backend.explain_engine(request.match_info["id"]))
+
     async def posteriors(self, _: web.Request) -> web.Response:
         return _json({"posteriors": await self._backend.posteriors()})
 

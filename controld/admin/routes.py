@@ -98,6 +98,14 @@ ROUTES: Final = (
             _optional("deployment", "which plane; the only one unless given"),
         ),
     ),
+    _get(
+        "/v1/engines", Operations.engines,
+        "Video engines: what they serve, their setting, and whether it meets the targets",
+    ),
+    _get(
+        "/v1/engines/{id}/explain", Operations.explain_engine, "Why a video engine runs under its setting",
+        statuses=(200, 404),
+    ),
     _get("/v1/posteriors", Operations.posteriors, "What was learned of each arm and stage"),
     _get("/v1/pins", Operations.pins, "Arms out of use: for which class, since when, and why"),
     Route(

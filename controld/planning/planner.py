@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from controld.candidates.profile import Profile
+from controld.candidates.video_profile import is_video_document
 from controld.contract.clock import Clock
 from controld.contract.decision import RAW
 from controld.contract.effect import Half
@@ -43,7 +44,7 @@ from controld.planning.plane import (
 )
 from controld.planning.sharing import offered_shares
 from controld.planning.tenants import TenantLedger, TenantReport
-from controld.policy.model import Policy, PolicySet
+from controld.policy.model import PlaneKind, Policy, PolicySet
 from controld.store.errors import StoreError
 from controld.store.interface import Store
 from controld.store.records import AuditEvent, EffectRecord
@@ -197,6 +198,8 @@ class Planner:
     async def _restore_plans(self) -> None:
         """What was in use before a restart stays in use while it is as good as the best."""
         for policy in self._policies().policies:
+            if policy.kind is PlaneKind.LONGLIVE:
+                continue
             selector = selector_of(policy)
             record = await self._store.versions.latest(selector.kind, selector.deployment)
             if record is None:
@@ -231,6 +234,8 @@ class Planner:
         policies = self._policies()
         published = 0
         for policy in policies.policies:
+            if policy.kind is PlaneKind.LONGLIVE:
+                continue  # `VideoPlanner` gives an engine its setting
             try:
                 published += await self._plan_policy(policy, policies.generation)
             except StoreError:
@@ -255,6 +260,8 @@ class Planner:
             raise
         profiles = []
         for record in records:
+            if is_video_document(record.document):
+                continue
             try:
                 profiles.append(Profile.from_json(record.document))
             except ControldError as error:
@@ -413,7 +420,11 @@ class Planner:
             for session in self._fleet.sessions()
             if session.effective_version
         }
-        stale = {selector for selector in holding if self._fleet.desired(selector) is None}
+        stale = {
+            selector
+            for selector in holding
+            if self._fleet.desired(selector) is None and selector.kind != PlaneKind.LONGLIVE
+        }
         gone = (set(self.plans) | stale) - named
         for selector in gone:
             await self._fleet.publish(selector, [], policy_generation=generation)

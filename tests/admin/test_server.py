@@ -57,6 +57,14 @@ class RecordedBackend:
     async def decisions(self, wanted: DecisionFilter) -> dict[str, Any]:
         return {"limit": wanted.limit, "class": wanted.service_class, "arm": wanted.arm_id}
 
+    async def engines(self) -> list[dict[str, Any]]:
+        return [{"agent_id": "video-0"}]
+
+    async def explain_engine(self, agent_id: str) -> dict[str, Any]:
+        if agent_id != "video 0":
+            raise NotFoundError(f"nothing was decided for an engine {agent_id}", hint="engines: video 0")
+        return {"agent_id": agent_id}
+
     async def explain(self, transfer_id: str) -> dict[str, Any]:
         raise NotFoundError(f"no decision {transfer_id}", gone=transfer_id == "old")
 
@@ -141,6 +149,10 @@ async def test_requests_are_understood_with_units(served) -> None:  # type: igno
         assert await response.json() == {"bytes": 20e6, "bandwidth": 25e6, "load": 0.0}
     async with client.get("/v1/decisions?limit=7&arm=raw") as response:
         assert await response.json() == {"limit": 7, "class": None, "arm": "raw"}
+    async with client.get("/v1/engines/video%200/explain") as response:
+        assert await response.json() == {"agent_id": "video 0"}
+    async with client.get("/v1/engines") as response:
+        assert await response.json() == {"engines": [{"agent_id": "video-0"}]}
 
 
 @pytest.mark.parametrize(
@@ -160,6 +172,7 @@ async def test_requests_are_understood_with_units(served) -> None:  # type: igno
         ("/v1/explain?bytes=20MB&bandwidth=1Gbit&load=nan", 400, "field.invalid", "load"),
         ("/v1/decisions/x/explain", 404, "resource.not_found", "x"),
         ("/v1/decisions/old/explain", 410, "resource.gone", "old"),
+        ("/v1/engines/x/explain", 404, "resource.not_found", "x"),
         ("/v1/nothing", 404, "route.unknown", ""),
         ("/v1/status", 500, "internal", ""),
     ],

@@ -46,9 +46,13 @@ def test_quantities_become_si_units_and_defaults_are_lossless(good: str) -> None
     assert (default.tenant, default.max_quality_loss_nats, default.slo) == ("default", 0, None)
 
 
-def test_the_example_policy_of_the_repository_is_right() -> None:
-    (policy,) = load_policies(Path(__file__).parents[2] / "policies")
-    assert [service_class.name for service_class in policy.classes] == ["chat", "default"]
+def test_the_example_policies_of_the_repository_are_right() -> None:
+    chat, video = load_policies(Path(__file__).parents[2] / "policies")
+    assert [service_class.name for service_class in chat.classes] == ["chat", "default"]
+    assert (video.kind, [service_class.name for service_class in video.classes]) == (
+        PlaneKind.LONGLIVE,
+        ["live", "default"],
+    )
 
 
 @pytest.mark.parametrize(
