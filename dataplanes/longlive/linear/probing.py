@@ -1,4 +1,4 @@
-"""Which back end carries which precision here: a self-test against the result by definition and a measurement beside bf16.
+"""Which back end carries which precision here: a self-test against the definition and a measurement beside bf16.
 
 What a library says that it can do is not enough: kernels that are declared and not registered, a scale layout of
 another architecture, and FP8 that is slower than bf16 on the very device that has it were all met in the field.

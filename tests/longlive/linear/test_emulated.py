@@ -18,9 +18,7 @@ from dataplanes.longlive.linear.emulated import (
     by_definition,
 )
 from dataplanes.longlive.linear.precision import BF16, LinearPrecision, Precision
-from dataplanes.numerics.fp8_rows import FP8Rows
 from dataplanes.numerics.nvfp4 import BlockRule
-from dataplanes.numerics.nvfp4_tensor import NVFP4Tensor
 
 torch.set_num_threads(1)
 
