@@ -15,8 +15,9 @@ from controld.controller.evaluate import EXPLORE_UNITS, Evaluation, evaluate_cla
 from controld.controller.goals import Candidate, ClassInput, TableRequest
 from controld.controller.grid import Grid
 from controld.controller.knobs.base import Knob
+from controld.controller.knobs.remembering import Remembering
 from controld.controller.knobs.tiers import knob_for_tier
-from controld.controller.plan import CELL_DTYPE, Indices, Plan, TablePlan
+from controld.controller.plan import Indices, Plan, TablePlan, compact
 from controld.controller.posterior import StageCorrection
 
 _STEADY_LOG = 0.01
@@ -67,7 +68,7 @@ def _decide_table(request: TableRequest, knob: Knob, grid: Grid, previous: Table
         _rows(item, position, len(arms))[in_use[index * cells : (index + 1) * cells]].reshape(grid.shape)
         for index, item in enumerate(inputs)
     ]
-    evaluations = evaluate_classes(inputs, knob, grid.points, incumbents)
+    evaluations = evaluate_classes(inputs, Remembering(knob), grid.points, incumbents)
     shares, winners = zip(
         *(_cell_shares(item, e, position, len(arms)) for item, e in zip(inputs, evaluations, strict=True)),
         strict=True,
@@ -81,8 +82,8 @@ def _decide_table(request: TableRequest, knob: Knob, grid: Grid, previous: Table
         classes=inputs,
         arms=tuple(arms),
         mixtures=mixtures,
-        cells=mixture_of_cell.astype(CELL_DTYPE),
-        in_use=in_use.astype(CELL_DTYPE),
+        cells=compact(mixture_of_cell),
+        in_use=compact(in_use),
         prior_bandwidth_bytes_per_s=request.prior_bandwidth_bytes_per_s,
         guard_sample=request.guard_sample,
     )
@@ -200,34 +201,44 @@ def _mixtures(
 ) -> tuple[tuple[Mixture, ...], Indices]:
     shares = np.array([item.goal.explore_share for item in inputs])
     kinds, kind_of_class = np.unique(shares, return_inverse=True)
-    rows = np.column_stack(
-        (np.repeat(kind_of_class, cells).astype(np.int64), winners.astype(np.int64), units.astype(np.int64))
-    )
+    # A cell's row is the kind of its class, its winner, and a byte of units for each arm, padded to whole words.
+    rows = np.zeros((len(units), 2 + -(-units.shape[1] // 8)), dtype=np.int64)
+    rows.view(np.uint8)[:, 16 : 16 + units.shape[1]] = units
     # The share of a class without any exploration in a cell does not matter: one mixture serves all.
-    rows[units.sum(axis=1) == 0, 0] = 0
-    distinct, mixture_of_cell = _distinct_rows(rows)
-    return tuple(_mixture(row, float(kinds[row[0]])) for row in distinct), mixture_of_cell
+    rows[:, 0] = np.where(rows[:, 2:].any(axis=1), np.repeat(kind_of_class, cells), 0)
+    rows[:, 1] = winners
+    first, mixture_of_cell = _distinct_rows(rows)
+    return _distinct_mixtures(units[first], winners[first], kinds[rows[first, 0]]), mixture_of_cell
 
 
-def _distinct_rows(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Indices]:
-    """Like `np.unique(axis=0)`, in order of first appearance, by one multiplicative hash of each row."""
+def _distinct_rows(rows: NDArray[np.int64]) -> tuple[Indices, Indices]:
+    """Where each distinct row first appears, in that order, and which of them each row is; by a hash of each row."""
     multipliers = np.random.default_rng(0).integers(1, 2**61, size=rows.shape[1], dtype=np.int64) | 1
     with np.errstate(over="ignore"):
         hashes = (rows * multipliers).sum(axis=1)
-    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    # Cells side by side mostly are alike, and sorting is what costs: one of each run is enough.
+    starts = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1]))
+    _, first, inverse = np.unique(hashes[starts], return_index=True, return_inverse=True)
+    first, inverse = starts[first], np.repeat(inverse.reshape(-1), np.diff(np.append(starts, len(rows))))
+    if not np.array_equal(rows[first[inverse]], rows):
+        _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    distinct = rows[first[order]]
-    index = rank[inverse.reshape(-1)]
-    if not np.array_equal(distinct[index], rows):
-        distinct, index = np.unique(rows, axis=0, return_inverse=True)
-        index = index.reshape(-1)
-    return distinct, index.astype(np.intp)
+    return first[order], rank[inverse.reshape(-1)]
 
 
-def _mixture(row: NDArray[np.int64], explore_share: float) -> Mixture:
-    winner, units = int(row[1]), row[2:]
-    explored = sorted(np.flatnonzero(units).tolist(), key=lambda arm: (-int(units[arm]), arm))
-    weights = [explore_share * int(units[arm]) / EXPLORE_UNITS for arm in explored]
-    return Mixture((winner, *explored), (1.0 - sum(weights), *weights))
+def _distinct_mixtures(
+    units: NDArray[np.uint8], winners: Indices, explore_shares: NDArray[np.float64]
+) -> tuple[Mixture, ...]:
+    """One for each row: the winner, then what is explored, most units first."""
+    order = np.argsort(-units.astype(np.int16), axis=1, kind="stable")
+    weights = explore_shares[:, None] * np.take_along_axis(units, order, axis=1) / EXPLORE_UNITS
+    kept = 1.0 - np.cumsum(weights, axis=1)[:, -1]
+    explored = (units > 0).sum(axis=1)
+    return tuple(
+        Mixture((winner, *arms[:count]), (rest, *parts[:count]))
+        for winner, arms, rest, parts, count in zip(
+            winners.tolist(), order.tolist(), kept.tolist(), weights.tolist(), explored.tolist(), strict=True
+        )
+    )

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from controld.controller.knobs.base import STAGES, Array, Context, Prediction, Stage, StageModels, queue
+from controld.controller.knobs.base import STAGES, Array, AtRest, Context, Prediction, Stage, StageModels
 
 _ENCODE, _BYTES, _WIRE, _DECODE = (STAGES.index(s) for s in (Stage.ENCODE, Stage.BYTES, Stage.WIRE, Stage.DECODE))
 
@@ -58,19 +58,10 @@ class KvLoad:
             "switch_cost_s": self.switch_cost_s,
         }
 
-    def predict(
-        self,
-        models: StageModels,
-        factors: Array,
-        context: Context,
-        *,
-        share: float = 1.0,
-        other_work: Array | None = None,
-    ) -> Prediction:
-        """See `Knob.predict`; `encode_s` is the prefill of the arm that computes, and raw's own overhead."""
+    def at_rest(self, models: StageModels, factors: Array, context: Context) -> AtRest:
+        """See `Knob.at_rest`; `encode_s` is the prefill of the arm that computes, and raw's own overhead."""
         size = context.sizes_bytes[None, :, None, None]
         bandwidth = context.bandwidths_bytes_per_s[None, None, :, None]
-        load = context.loads[None, None, None, :]
 
         def column(values: Array) -> Array:
             return values[:, None, None, None]
@@ -87,23 +78,25 @@ class KvLoad:
         piped = (wire + decode + (chunks - 1.0) * np.maximum(wire, decode)) / chunks
         service = np.where(computes, np.maximum(own, _LEAST_S), self.latency_s + own + piped)
 
-        transfers_per_s = load * (bandwidth / size)
         server = np.zeros((len(self.work_stages), *service.shape))
         server[0], server[1], server[2] = np.where(computes, own, 0.0), wire, decode
         if self.exclusive_connection:
             server[3] = np.where(computes, 0.0, service)
-        rho, wait = queue(server, transfers_per_s, share, other_work)
-        return Prediction(
-            encode_s=np.broadcast_to(own, wire.shape),
-            wire_s=wire,
-            decode_s=decode,
-            service_s=service,
-            server_s=server,
-            transfers_per_s=transfers_per_s,
-            rho=rho,
-            wait_s=wait,
-            total_s=wait + service,
+        return AtRest(
+            encode_s=np.broadcast_to(own, wire.shape), wire_s=wire, decode_s=decode, service_s=service, server_s=server
         )
+
+    def predict(
+        self,
+        models: StageModels,
+        factors: Array,
+        context: Context,
+        *,
+        share: float = 1.0,
+        other_work: Array | None = None,
+    ) -> Prediction:
+        """See `Knob.predict`."""
+        return self.at_rest(models, factors, context).under_load(context, share, other_work)
 
     def stage_seconds(
         self, models: StageModels, arm: int, *, raw_bytes: float, wire_bytes: float, bandwidth: float

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from controld.controller.envelope import Lines
-from controld.controller.knobs.base import STAGES, Array, Context, Prediction, Stage, StageModels, queue
+from controld.controller.knobs.base import STAGES, Array, AtRest, Context, Prediction, Stage, StageModels
 
 _ENCODE, _BYTES, _WIRE, _DECODE = (STAGES.index(s) for s in (Stage.ENCODE, Stage.BYTES, Stage.WIRE, Stage.DECODE))
 
@@ -54,19 +54,10 @@ class KvTransfer:
             "switch_cost_s": self.switch_cost_s,
         }
 
-    def predict(
-        self,
-        models: StageModels,
-        factors: Array,
-        context: Context,
-        *,
-        share: float = 1.0,
-        other_work: Array | None = None,
-    ) -> Prediction:
-        """See `Knob.predict`."""
+    def at_rest(self, models: StageModels, factors: Array, context: Context) -> AtRest:
+        """See `Knob.at_rest`."""
         size = context.sizes_bytes[None, :, None, None]
         bandwidth = context.bandwidths_bytes_per_s[None, None, :, None]
-        load = context.loads[None, None, None, :]
 
         def column(values: Array) -> Array:
             return values[:, None, None, None]
@@ -81,23 +72,23 @@ class KvTransfer:
         slowest = np.maximum(np.maximum(encode, wire), decode)
         service = self.rtt_s + (encode + wire + decode + (chunks - 1.0) * slowest) / chunks
 
-        transfers_per_s = load * (bandwidth / size)
         server = np.zeros((len(self.work_stages), *service.shape))
         server[0], server[1], server[2] = encode, wire, decode
         if self.exclusive_connection:
             server[3] = service
-        rho, wait = queue(server, transfers_per_s, share, other_work)
-        return Prediction(
-            encode_s=encode,
-            wire_s=wire,
-            decode_s=decode,
-            service_s=service,
-            server_s=server,
-            transfers_per_s=transfers_per_s,
-            rho=rho,
-            wait_s=wait,
-            total_s=wait + service,
-        )
+        return AtRest(encode_s=encode, wire_s=wire, decode_s=decode, service_s=service, server_s=server)
+
+    def predict(
+        self,
+        models: StageModels,
+        factors: Array,
+        context: Context,
+        *,
+        share: float = 1.0,
+        other_work: Array | None = None,
+    ) -> Prediction:
+        """See `Knob.predict`."""
+        return self.at_rest(models, factors, context).under_load(context, share, other_work)
 
     def lines(self, models: StageModels, factors: Array, sizes_bytes: Array) -> Lines:
         """The arms at rest as maxima of two lines over 1 / bandwidth: bound by the slower codec stage, or by the wire.
