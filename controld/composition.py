@@ -20,6 +20,7 @@ from controld.obs.collector import AgentLabel, PartsCollector, TenantCollector, 
 from controld.obs.metrics import Metrics
 from controld.planning.artefacts import ArtefactFolder
 from controld.planning.planner import Planner
+from controld.planning.probing import PROBE_STUDY, Prober
 from controld.policy.last_good import LastGoodFile
 from controld.policy.model import PolicySet
 from controld.policy.source import PolicySource
@@ -31,7 +32,7 @@ from controld.systemd import Notifier
 
 _log = logging.getLogger(__name__)
 
-_PARTS = 5
+_PARTS = 6
 
 
 class Core:
@@ -50,7 +51,7 @@ class Core:
         self._metrics = metrics
         self._clock = clock
         self.daemon: Daemon | None = None
-        self._stack: list[SqliteStore | FleetServer | Planner | StudyService | AdminServer] = []
+        self._stack: list[SqliteStore | FleetServer | Planner | StudyService | Prober | AdminServer] = []
 
     async def start(self) -> None:
         """Open the store, learn where the last process stopped, then let agents and people in.
@@ -83,9 +84,14 @@ class Core:
             artefacts=ArtefactFolder(config.artefacts_dir),
         )
         self.fleet = fleet
-        metrics.registry.register(PartsCollector(self._agent_labels, fleet.tally.labelled, self._reload_counts))
+        metrics.registry.register(
+            PartsCollector(
+                self._agent_labels, fleet.tally.labelled, self._reload_counts, lambda: self.planner.guard_looks()
+            )
+        )
         metrics.registry.register(TenantCollector(self._tenant_samples, self._jain_indices))
         self.studies = StudyService(store, fleet, clock, on_profiles=self.planner.profiles_changed)
+        self.prober = Prober(lambda: self._policies.current, self.planner, self.studies, fleet, metrics, clock)
         await self.planner.restore()
         self._policies.subscribe(self._on_policies)
         self._on_policies(self._policies.current)
@@ -95,6 +101,8 @@ class Core:
         self._stack.append(self.studies)
         await self.planner.start()
         self._stack.append(self.planner)
+        await self.prober.start()
+        self._stack.append(self.prober)
         daemon = self.daemon
         assert daemon is not None  # set by build_daemon
         backend = DaemonBackend(lambda: daemon, self._policies, store, fleet, self.planner, self.studies, clock)
@@ -172,7 +180,8 @@ class Core:
         await self.planner.on_telemetry(session, telemetry)
 
     async def _on_trial_result(self, session: AgentSession, outcome: TrialOutcome) -> None:
-        await self.studies.on_trial_result(session, outcome)
+        part = self.prober if outcome.study_id == PROBE_STUDY else self.studies
+        await part.on_trial_result(session, outcome)
 
     async def _on_session(self, session: AgentSession) -> None:
         await self.planner.on_session(session)

@@ -44,6 +44,9 @@ class Metrics:
             "controld_self_checks", "Transfers of which the sender decoded a frame itself", ["service_class"],
             registry=registry,
         )  # fmt: skip
+        self.probes = Counter(
+            "controld_guard_probes", "Arms that a profiling worker measured again", ["outcome"], registry=registry
+        )
         self.internal_errors = Counter(
             "controld_internal_errors", "Errors caught at a process edge", ["where"], registry=registry
         )

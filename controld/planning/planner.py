@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from controld.contract.errors import ControldError
 from controld.contract.size_estimator import SizeEstimator
 from controld.contract.snapshot import CalibratedArtefact, ClassRules
 from controld.contract.telemetry import Telemetry
+from controld.contract.trial import SegmentLoss
 from controld.controller.decide import decide
 from controld.controller.guard import Pin
 from controld.controller.plan import Plan, plan_equal
@@ -162,6 +164,36 @@ class Planner:
         selector = Selector(session.identity.kind, session.identity.deployment)
         holds_what_is_gone = telemetry.applied_version and self._fleet.desired(selector) is None
         if holds_what_is_gone or self._waiting_for_artefacts.get(selector):
+            self.wake()
+
+    def guard_looks(self) -> dict[str, int]:
+        """What the quality guard made of measured errors and losses since the daemon started."""
+        found = Counter[str]()
+        for lessons in self.learning.lessons.values():
+            for learner in lessons.learners.values():
+                found.update({look.value: number for look, number in learner.quality.looks.items()})
+        return dict(found)
+
+    def profiles_in_use(self, selector: Selector) -> tuple[Profile, ...]:
+        """The profiles that a selector's effects are compared with."""
+        lessons = self.learning.lessons.get(selector)
+        return () if lessons is None else lessons.profiles
+
+    async def take_probe(self, policy: Policy, profile: Profile, losses: Sequence[SegmentLoss]) -> None:
+        """What a profiling worker measured again of an arm.
+
+        Raises:
+            StoreError: it counts, but is not durable yet.
+        """
+        limits = {
+            c.name: c.max_quality_loss_nats
+            for c in policy.classes
+            # A class that the arm was never good enough for has nothing to lose.
+            if c.workload == profile.workload and profile.loss_upper_nats <= c.max_quality_loss_nats
+        }
+        try:
+            await self.learning.take_probe(selector_of(policy), profile, losses, limits, self._clock.unix_s())
+        finally:
             self.wake()
 
     # ------------------------------------------------------------------------------------ life

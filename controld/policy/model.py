@@ -120,10 +120,12 @@ class GuardPolicy:
     Args:
         sample_share: share of the transfers whose frames the sender decodes itself.
         on_breach: what happens to an arm that broke the limit.
+        probe_every_s: how often an idle profiling worker measures an arm in use again; None: never.
     """
 
     sample_share: float
     on_breach: OnBreach
+    probe_every_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

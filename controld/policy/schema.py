@@ -116,6 +116,7 @@ class ClassKeys(StrictModel):
 class GuardKeys(StrictModel):
     sample: Share = 0.01
     on_breach: Annotated[OnBreach, Field(strict=False)] = OnBreach.PIN_OFF
+    probe_every: Annotated[DurationS, Field(ge=60.0)] | None = None
 
 
 def _only_default() -> list[TenantKeys]:
@@ -142,7 +143,11 @@ class PolicyKeys(StrictModel):
             links=(LinkPrior(name="default", rate_bytes_per_s=self.links.default.rate),) if self.links.default else (),
             tenants=tuple(tenant.to_tenant(link_bytes_per_s) for tenant in self.tenants),
             classes=tuple(_service_class(keys) for keys in self.classes),
-            guard=GuardPolicy(sample_share=self.guard.sample, on_breach=self.guard.on_breach),
+            guard=GuardPolicy(
+                sample_share=self.guard.sample,
+                on_breach=self.guard.on_breach,
+                probe_every_s=self.guard.probe_every,
+            ),
             source_file=source_file,
         )
 
