@@ -83,7 +83,7 @@ class CandidateExchange:
         else:
             latest_unix_s = self._clock.unix_s() + CLOCK_SLACK_S
             profiles = await asyncio.to_thread(read_document, text, latest_unix_s=latest_unix_s)
-        stored = await self._add([profile_record(profile) for profile in profiles])
+        stored = await self._add(await asyncio.to_thread(_records, profiles))
         if stored:
             self._on_profiles()
         outcome: Json = {"profiles": len(profiles), "stored": stored, "kept": len(profiles) - stored}
@@ -113,6 +113,10 @@ class CandidateExchange:
             await self._store.audit.append(AuditEvent.CANDIDATES_IMPORTED, json.dumps(details, sort_keys=True))
         except StoreError as error:
             _log.error("import not kept in the audit trail: %s", error)
+
+
+def _records(profiles: Sequence[Profile]) -> list[ProfileRecord]:
+    return [profile_record(profile) for profile in profiles]
 
 
 def _identity_for(sessions: Iterable[AgentSession], name: str, fingerprint: str | None) -> AgentIdentity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable
@@ -28,6 +29,7 @@ from controld.obs.metrics import CONTENT_TYPE, Metrics
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_LISTED = 1000
+MAX_CANDIDATES = 1_000_000
 MAX_COMPARED = 16
 MAX_IMPORT_BYTES = 64 * 2**20
 MAX_STUDY_BYTES = 2**20
@@ -178,11 +180,19 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
 
     async def candidates(request: web.Request) -> web.Response:
         workload = _query(request, "workload")
-        problems = await backend.candidate_problems(workload)
-        return _json({"candidates": await backend.candidates(workload), "problems": problems})
+        offset = _integer(request, "offset", 0, low=0, high=MAX_CANDIDATES)
+        limit = _integer(request, "limit", MAX_CANDIDATES, low=1, high=MAX_CANDIDATES)
+        found = await backend.candidates(workload)
+        page = {
+            "candidates": found[offset : offset + limit],
+            "total": len(found),
+            "problems": await backend.candidate_problems(workload),
+        }
+        # Thousands of profiles take seconds to write, and agents must not wait for that.
+        return await asyncio.to_thread(_json, page)
 
     async def export_candidates(_: web.Request) -> web.Response:
-        return _json(await backend.export_candidates())
+        return await asyncio.to_thread(_json, await backend.export_candidates())
 
     async def import_candidates(request: web.Request) -> web.Response:
         text = await read_text(request, max_bytes=MAX_IMPORT_BYTES)
@@ -261,7 +271,11 @@ def build_routes(backend: AdminBackend, metrics: Metrics) -> tuple[Route, ...]:
         get("/v1/spaces", spaces, "The strategy spaces that connected agents advertise, with their sizes"),
         get(
             "/v1/candidates", candidates, "Profiles with their objectives and whether each is on the Pareto front",
-            query=(parameter(name="workload", description="only this workload"),),
+            query=(
+                parameter(name="workload", description="only this workload"),
+                parameter(name="offset", description="from this one on (0)"),
+                parameter(name="limit", description="at most so many (all); `total` says how many there are"),
+            ),
         ),
         get("/v1/candidates/export", export_candidates, "Every profile as one document, to import elsewhere"),
         Route(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from controld.candidates.profile import Profile
+from controld.candidates.stored import StoredProfileReader
 from controld.contract.clock import Clock
 from controld.contract.decision import RAW
 from controld.contract.effect import Half
@@ -53,6 +54,7 @@ from controld.store.records import AuditEvent, EffectRecord
 _log = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL_S = 10.0
+_AUDIT_LINES = 10_000
 IDLE_REPLAN_S = 30.0
 """Without any news evidence still fades; look again this often."""
 
@@ -112,6 +114,7 @@ class Planner:
         self.plans: dict[Selector, Plan] = {}
         self.alarms: dict[Selector, str] = {}
         self._profiles: tuple[Profile, ...] = ()
+        self._profile_reader = StoredProfileReader()
         self._profiles_are_stale = True
         self._offered: dict[Selector, frozenset[str]] = {}
         self._waiting_for_artefacts: dict[Selector, bool] = {}
@@ -209,6 +212,7 @@ class Planner:
             _log.exception("what was learned is lost", extra={"code": error.code})
             self._metrics.internal_errors.labels("restore").inc()
             self.learning = Learning(self._store)
+        await self._restore_audited_pins()
         await self._restore_plans()
 
     async def start(self) -> None:
@@ -225,6 +229,24 @@ class Planner:
             self._task = None
         await self.learning.catch_up()
         await self.learning.checkpoint()
+
+    async def _restore_audited_pins(self) -> None:
+        """What the audit trail says is out of use is not written there again: what it does not say yet, is."""
+        lines = [
+            (record.sequence, record.event, record.document)
+            for event in (AuditEvent.ARM_PINNED_OFF, AuditEvent.ARM_RELEASED)
+            for record in await self._store.audit.recent(_AUDIT_LINES, event)
+        ]
+        for _, event, text in sorted(lines):
+            try:
+                document = json.loads(text)
+                selector = Selector(document["kind"], document["deployment"])
+                pin = frozenset({(str(document["arm_id"]), str(document["service_class"]))})
+            except (ValueError, KeyError, TypeError) as error:
+                _log.error("a line of the audit trail cannot be read: %s", error)
+                continue
+            known = self._pinned.get(selector, frozenset())
+            self._pinned[selector] = known | pin if event is AuditEvent.ARM_PINNED_OFF else known - pin
 
     async def _restore_plans(self) -> None:
         """What was in use before a restart stays in use while it is as good as the best."""
@@ -285,13 +307,10 @@ class Planner:
         except StoreError:
             self._profiles_are_stale = True
             raise
-        profiles = []
-        for record in records:
-            try:
-                profiles.append(Profile.from_json(record.document))
-            except ControldError as error:
-                _log.error("profile left out: %s", error, extra={"config_id": record.key.config_id})
-        self._profiles = tuple(profiles)
+        stored = await asyncio.to_thread(self._profile_reader.read, records)
+        for row in stored.unreadable:
+            _log.error("%s: %s", row.where, row.what, extra={"config_id": row.key.config_id})
+        self._profiles = stored.profiles
 
     async def _checkpoint(self) -> None:
         await self.learning.checkpoint()

@@ -35,7 +35,7 @@ MAX_QUALITY_LOSS_NATS = 10.0
 MAX_CLASSES = 200
 """So many fit into one message with room to spare."""
 
-_MAX_WEIGHT = 1e6
+_MIN_WEIGHT, _MAX_WEIGHT = 1e-6, 1e6
 _MAX_PRIORITY = 2**31 - 1
 
 
@@ -60,7 +60,7 @@ class LinksKeys(StrictModel):
 
 class TenantKeys(StrictModel):
     name: Name
-    weight: Annotated[float, Field(gt=0, le=_MAX_WEIGHT)]
+    weight: Annotated[float, Field(ge=_MIN_WEIGHT, le=_MAX_WEIGHT)]
     quota: RateBytesPerS | None = None
     share: PositiveShare | None = None
 
