@@ -14,7 +14,7 @@ from controld.contract.errors import FieldError
 from controld.controller.evaluate import EXPLORE_UNITS, Evaluation, evaluate_classes
 from controld.controller.goals import Candidate, ClassInput, TableRequest
 from controld.controller.grid import Grid
-from controld.controller.knobs.base import Knob
+from controld.controller.knobs.base import Array, Knob
 from controld.controller.knobs.remembering import Remembering
 from controld.controller.knobs.tiers import knob_for_tier
 from controld.controller.plan import Indices, Plan, TablePlan, compact
@@ -73,7 +73,10 @@ def _decide_table(request: TableRequest, knob: Knob, grid: Grid, previous: Table
         *(_cell_shares(item, e, position, len(arms)) for item, e in zip(inputs, evaluations, strict=True)),
         strict=True,
     )
-    mixtures, mixture_of_cell = _mixtures(np.concatenate(shares), np.concatenate(winners), inputs, cells)
+    raw_below = np.concatenate(
+        [np.column_stack((e.raw_below_s.ravel(), e.raw_below_s_per_byte.ravel())) for e in evaluations]
+    )
+    mixtures, mixture_of_cell = _mixtures(np.concatenate(shares), np.concatenate(winners), raw_below, inputs, cells)
     return TablePlan(
         tier=request.tier,
         link_group=request.link_group,
@@ -197,18 +200,25 @@ def _cell_shares(
 
 
 def _mixtures(
-    units: NDArray[np.uint8], winners: Indices, inputs: Sequence[ClassInput], cells: int
+    units: NDArray[np.uint8], winners: Indices, raw_below: Array, inputs: Sequence[ClassInput], cells: int
 ) -> tuple[tuple[Mixture, ...], Indices]:
+    """The distinct mixtures, and which one each cell has; `raw_below` has shape [cells, 2]."""
+    split = np.flatnonzero(raw_below.any(axis=1))
+    _, line_of_split = np.unique(raw_below[split], axis=0, return_inverse=True)
+    line_of_cell = np.zeros(len(raw_below), dtype=np.int64)
+    line_of_cell[split] = 1 + line_of_split.reshape(-1)
     shares = np.array([item.goal.explore_share for item in inputs])
     kinds, kind_of_class = np.unique(shares, return_inverse=True)
-    # A cell's row is the kind of its class, its winner, and a byte of units for each arm, padded to whole words.
-    rows = np.zeros((len(units), 2 + -(-units.shape[1] // 8)), dtype=np.int64)
-    rows.view(np.uint8)[:, 16 : 16 + units.shape[1]] = units
+    # A cell's row is the kind of its class, its line, its winner, and a byte of units for each arm, in whole words.
+    rows = np.zeros((len(units), 3 + -(-units.shape[1] // 8)), dtype=np.int64)
+    rows.view(np.uint8)[:, 24 : 24 + units.shape[1]] = units
     # The share of a class without any exploration in a cell does not matter: one mixture serves all.
-    rows[:, 0] = np.where(rows[:, 2:].any(axis=1), np.repeat(kind_of_class, cells), 0)
-    rows[:, 1] = winners
+    rows[:, 0] = np.where(rows[:, 3:].any(axis=1), np.repeat(kind_of_class, cells), 0)
+    rows[:, 1] = line_of_cell
+    rows[:, 2] = winners
     first, mixture_of_cell = _distinct_rows(rows)
-    return _distinct_mixtures(units[first], winners[first], kinds[rows[first, 0]]), mixture_of_cell
+    mixtures = _distinct_mixtures(units[first], winners[first], kinds[rows[first, 0]], raw_below[first])
+    return mixtures, mixture_of_cell
 
 
 def _distinct_rows(rows: NDArray[np.int64]) -> tuple[Indices, Indices]:
@@ -229,16 +239,15 @@ def _distinct_rows(rows: NDArray[np.int64]) -> tuple[Indices, Indices]:
 
 
 def _distinct_mixtures(
-    units: NDArray[np.uint8], winners: Indices, explore_shares: NDArray[np.float64]
+    units: NDArray[np.uint8], winners: Indices, explore_shares: NDArray[np.float64], raw_below: Array
 ) -> tuple[Mixture, ...]:
-    """One for each row: the winner, then what is explored, most units first."""
+    """One for each row: the winner, then what is explored, most units first; raw below the line of the row."""
     order = np.argsort(-units.astype(np.int16), axis=1, kind="stable")
     weights = explore_shares[:, None] * np.take_along_axis(units, order, axis=1) / EXPLORE_UNITS
     kept = 1.0 - np.cumsum(weights, axis=1)[:, -1]
     explored = (units > 0).sum(axis=1)
+    columns = (winners, order, kept, weights, explored, raw_below)
     return tuple(
-        Mixture((winner, *arms[:count]), (rest, *parts[:count]))
-        for winner, arms, rest, parts, count in zip(
-            winners.tolist(), order.tolist(), kept.tolist(), weights.tolist(), explored.tolist(), strict=True
-        )
+        Mixture((winner, *arms[:count]), (rest, *parts[:count]), *line)
+        for winner, arms, rest, parts, count, line in zip(*(column.tolist() for column in columns), strict=True)
     )

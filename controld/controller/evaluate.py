@@ -6,7 +6,7 @@ cell, so an explanation is the decision itself and not a second opinion.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controld.candidates.statistics import Z_95, normal_cdf
+from controld.controller.break_even import BreakEven
 from controld.controller.energy import transfer_joules
 from controld.controller.fairness import Rival, fair_arms, largest_slowdown, relative_weights, rival_of
-from controld.controller.goals import ClassInput, Objective
+from controld.controller.goals import ClassGoal, ClassInput, Objective
 from controld.controller.grid import Points
-from controld.controller.knobs.base import STAGES, Array, Knob, Prediction, Stage
+from controld.controller.knobs.base import STAGES, Array, Corrections, Knob, Prediction, Stage
 from controld.controller.never_worse import RAW_ROW, not_slower_at_corners, ranked
 from controld.controller.overload import SUPPLY, quality_caps, within_caps
 
@@ -64,6 +65,7 @@ class Evaluation:
         largest_slowdown: weighted, of any class, with this class on the arm; one where nobody asks.
         near: in the last choice, within 3 % of the best.
         winner: row of the chosen arm, shape [S, B, L].
+        raw_below_s, raw_below_s_per_byte: where raw keeps a part of the cell, see `contract.decision.Mixture`; else 0.
         explore_units: parts of 64 of the exploration share for each other arm.
     """
 
@@ -83,6 +85,8 @@ class Evaluation:
     largest_slowdown: Array
     near: Mask
     winner: NDArray[np.intp]
+    raw_below_s: Array
+    raw_below_s_per_byte: Array
     explore_units: NDArray[np.uint8]
 
 
@@ -280,56 +284,63 @@ def evaluate(
     factors = corrections.factors()
     prediction = knob.predict(models, factors, points.middle, share=share, other_work=other_work)
     rank = ranked(prediction)
-    shape = rank.shape
     never_worse = rank <= rank[RAW_ROW]
     never_worse &= not_slower_at_corners(knob, models, factors, points, share=share, other_work=other_work)
 
     available, quality_ok = _available(item), _quality_ok(item)
+    usable = available & quality_ok
     losses = np.array([candidate.loss_mean_nats for candidate in item.candidates])[:, None, None, None]
-
-    tail = rank
-    if goal.slo_s is not None and goal.slo_percentile != 50.0:
-        spread = np.sqrt(_log_variance(prediction, corrections.variance + corrections.noise_variance))
-        tail = rank * np.exp(NormalDist().inv_cdf(goal.slo_percentile / 100) * spread)
-    everywhere: Mask = np.broadcast_to(np.True_, shape)
-    meets = everywhere
-    if goal.slo_s is not None:
-        outside = goal.outside.a_s + goal.outside.b_s_per_byte * points.size
-        meets = tail + outside[None, :, None, None] <= goal.slo_s
-
+    tail = _tail(goal, prediction, corrections, rank)
+    meets = _meets_slo(goal, tail, points)
     wire_shares = models.wire_share * factors[:, STAGES.index(Stage.BYTES)]
     joules = transfer_joules(prediction, wire_shares, points.size).total_j
-    cost = _cost(goal.objective, rank, losses, wire_shares, joules)
-    allowed = np.broadcast_to((available & quality_ok)[:, None, None, None], shape).copy()
+
+    allowed = np.broadcast_to(usable[:, None, None, None], rank.shape).copy()
     pinned = goal.only_arm is not None
-    if goal.objective is Objective.LATENCY and not pinned:
+    wants_speed = goal.objective is Objective.LATENCY
+    if wants_speed and not pinned:
         allowed &= never_worse
     stable = prediction.rho < 1.0
     for gate in (*(() if cap is None else (cap,)), stable, *(() if goal.slo_s is None else (meets,))):
         passing = allowed & gate
         allowed = passing | (allowed & ~passing.any(axis=0))
-    fair, largest = everywhere, np.broadcast_to(1.0, shape)
+    everywhere: Mask = np.broadcast_to(np.True_, rank.shape)
+    fair, largest = everywhere, np.broadcast_to(1.0, rank.shape)
     if tenants is not None and not pinned:
-        wants_speed = goal.objective is Objective.LATENCY
-        usable = available & quality_ok
         largest = largest_slowdown(prediction, usable, tenants.weight, tenants.rivals, wants_speed=wants_speed)
         fair = fair_arms(largest, allowed, incumbent, NEAR) | ~allowed
         allowed &= fair
     # A change of arm must earn its own cost: whoever is not in use is that much slower in the choice.
+    cost = _cost(goal.objective, rank, losses, wire_shares, joules)
     time, violation = rank, tail
     if knob.switch_cost_s:
-        switching = knob.switch_cost_s * _would_switch(shape, incumbent)
+        switching = knob.switch_cost_s * _would_switch(rank.shape, incumbent)
         time, violation = rank + switching, tail + switching
-        cost = time if goal.objective is Objective.LATENCY else cost
+        cost = time if wants_speed else cost
     # Nobody meets the SLO: the least violation, whatever the objective.
     if cost is not violation:
         served = (allowed & meets & stable).any(axis=0)
         if not served.all():
             cost = np.where(served, cost, violation)
     winner, near = _choose(cost, allowed, losses, time, incumbent)
+    raw_below_s, raw_below_s_per_byte = np.zeros(winner.shape), np.zeros(winner.shape)
     if pinned:
-        wanted = np.flatnonzero((available & quality_ok)[1:]) + 1
+        wanted = np.flatnonzero(usable[1:]) + 1
         winner = np.full_like(winner, wanted[0] if len(wanted) else RAW_ROW)
+    elif wants_speed and tenants is None and not knob.switch_cost_s:
+        open_to = usable[:, None, None, None] & (meets | ~meets[RAW_ROW])
+        if cap is not None:
+            open_to &= cap
+        border = BreakEven.of(knob, models, factors, points, margin=NEAR)
+        if border is not None:
+
+            def best_end() -> Array:
+                """Seconds at the corner at which codecs do best."""
+                return ranked(knob.predict(models, factors, points.corners[-1], share=share, other_work=other_work))
+
+            winner, raw_below_s, raw_below_s_per_byte = _split(
+                border, points, winner, best_end, open_to, losses, incumbent
+            )
     return Evaluation(
         prediction=prediction,
         rank_s=rank,
@@ -346,9 +357,54 @@ def evaluate(
         largest_slowdown=largest,
         near=near,
         winner=winner,
+        raw_below_s=raw_below_s,
+        raw_below_s_per_byte=raw_below_s_per_byte,
         lower_s=rank,
-        explore_units=np.zeros(shape, dtype=np.uint8),
+        explore_units=np.zeros(rank.shape, dtype=np.uint8),
     )
+
+
+def _split(
+    border: BreakEven,
+    points: Points,
+    winner: NDArray[np.intp],
+    best_end: Callable[[], Array],
+    open_to: Mask,
+    losses: Array,
+    incumbent: NDArray[np.intp],
+) -> tuple[NDArray[np.intp], Array, Array]:
+    """Where raw has won a cell in a part of which another arm pays: that arm, and below which line raw stays.
+
+    Args:
+        best_end: every arm's seconds at the end of the cell at which codecs do best, shape [arms, S, B, L]; asked for
+            only where some cell is split.
+    """
+    paying = border.pays_somewhere(points)[:, :, :, None] & open_to
+    paying[RAW_ROW] = False
+    split = (winner == RAW_ROW) & paying.any(axis=0)
+    if not split.any():
+        return winner, np.zeros(winner.shape), np.zeros(winner.shape)
+    paying[RAW_ROW] = ~split
+    seconds = best_end()
+    best, _ = _choose(seconds, paying, losses, seconds, incumbent)
+    winner = np.where(split, best, winner)
+    below_s, below_s_per_byte = border.lines(winner, points)
+    return winner, np.where(split, below_s, 0.0), np.where(split, below_s_per_byte, 0.0)
+
+
+def _tail(goal: ClassGoal, prediction: Prediction, corrections: Corrections, rank: Array) -> Array:
+    """Seconds at the percentile for which the SLO holds; the mean where there is none."""
+    if goal.slo_s is None or goal.slo_percentile == 50.0:
+        return rank
+    spread = np.sqrt(_log_variance(prediction, corrections.variance + corrections.noise_variance))
+    return np.asarray(rank * np.exp(NormalDist().inv_cdf(goal.slo_percentile / 100) * spread))
+
+
+def _meets_slo(goal: ClassGoal, tail: Array, points: Points) -> Mask:
+    if goal.slo_s is None:
+        return np.broadcast_to(np.True_, tail.shape)
+    outside = goal.outside.a_s + goal.outside.b_s_per_byte * points.size
+    return np.asarray(tail + outside[None, :, None, None] <= goal.slo_s)
 
 
 def _would_switch(shape: tuple[int, ...], incumbent: NDArray[np.intp]) -> Mask:

@@ -111,7 +111,10 @@ class TablePlan:
             "knob": {"name": self.knob.name, **self.knob.to_document()},
             "classes": [_class_document(item) for item in self.classes],
             "arms": [[arm.arm_id, None if arm.configuration is None else dict(arm.configuration)] for arm in self.arms],
-            "mixtures": [[list(m.arms), list(m.weights)] for m in self.mixtures],
+            "mixtures": [
+                [list(m.arms), list(m.weights), *([m.raw_below_s, m.raw_below_s_per_byte] if m.is_split else [])]
+                for m in self.mixtures
+            ],
             "cells": _run_lengths(self.cells),
             # Mostly the choice itself, and then one long run says so.
             "in_use": _run_lengths(np.where(self.in_use == self.winners, _THE_WINNER, self.in_use)),
@@ -125,7 +128,9 @@ class TablePlan:
         configurations = {
             arm_id: None if values is None else Configuration(values) for arm_id, values in document["arms"]
         }
-        mixtures = tuple(Mixture(tuple(arms), tuple(weights)) for arms, weights in document["mixtures"])
+        mixtures = tuple(
+            Mixture(tuple(arms), tuple(weights), *raw_below) for arms, weights, *raw_below in document["mixtures"]
+        )
         cells = _from_run_lengths(document["cells"])
         in_use = _from_run_lengths(document["in_use"])
         return cls(

@@ -17,7 +17,12 @@ HALF_LIFE_S = 3600.0
 
 _CUSUM_SLACK = 0.5
 _CUSUM_LIMIT = 6.0
-_RESIDUAL_CAP = 3.0
+_RESIDUAL_CAP = 3.6
+"""One outlier is no change, two in a row are: no residual counts for the whole limit, two of these do."""
+_DOUBTED_CAP = 3.0
+"""Where something else may be the cause for a transfer or two, it takes three."""
+_SCATTER_CAP = 2.0
+"""Times the usual: what lies further off is an outlier or a change, and says little of the scatter."""
 _RESET_VARIANCE = 1.0
 _NOISE_PRIOR_WEIGHT = 6.0
 
@@ -115,13 +120,20 @@ class LogRatioPosterior:
         mean = (pooled_log / self.prior_variance + weight * self.mean / noise) / precision
         return StageCorrection(mean, 1.0 / precision, noise, weight)
 
-    def observe(self, log_ratio: float, now_unix_s: float, pooled_log: float = 0.0) -> LogRatioPosterior:
-        """The posterior after one finite observation; a change point drops all evidence before it."""
+    def observe(
+        self, log_ratio: float, now_unix_s: float, pooled_log: float = 0.0, *, doubt_log: float = math.inf
+    ) -> LogRatioPosterior:
+        """The posterior after one finite observation; a change point drops all evidence before it.
+
+        Args:
+            doubt_log: a residual larger than this moves the mean only once it has lasted long enough to be a change.
+        """
         expected = self.correction(now_unix_s, pooled_log)
         residual = log_ratio - expected.mean_log
         standardised = residual / math.sqrt(expected.variance + expected.noise_variance)
-        # One outlier is no change: no single residual counts for more than half of the limit.
-        standardised = min(max(standardised, -_RESIDUAL_CAP), _RESIDUAL_CAP)
+        doubted = abs(residual) > doubt_log
+        cap = _DOUBTED_CAP if doubted else _RESIDUAL_CAP
+        standardised = min(max(standardised, -cap), cap)
         up = max(0.0, self.cusum_up + standardised - _CUSUM_SLACK)
         down = max(0.0, self.cusum_down - standardised - _CUSUM_SLACK)
         changed = up > _CUSUM_LIMIT or down > _CUSUM_LIMIT
@@ -139,6 +151,8 @@ class LogRatioPosterior:
                 total=self.total + 1,
                 resets=self.resets + 1,
             )
+        if doubted:
+            return replace(self, cusum_up=up, cusum_down=down, total=self.total + 1)
         kept = DISCOUNT * expected.observations
         fading = kept / self.weight if self.weight else 0.0
         weight = kept + 1.0
@@ -148,7 +162,7 @@ class LogRatioPosterior:
             self,
             weight=weight,
             mean=(kept * self.mean + log_ratio) / weight,
-            squares=fading * self.squares + min(excess, 9.0 * expected.noise_variance),
+            squares=fading * self.squares + min(excess, _SCATTER_CAP * expected.noise_variance),
             cusum_up=up,
             cusum_down=down,
             updated_unix_s=max(now_unix_s, self.updated_unix_s),

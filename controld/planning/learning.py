@@ -208,6 +208,11 @@ class Learning:
             self.refused[feedback.value] = self.refused.get(feedback.value, 0) + 1
         return feedback
 
+    @property
+    def moved_log(self) -> float:
+        """How far what was learned since the last plans moved any of what they were made from."""
+        return max((each.moved_log for known in self.lessons.values() for each in known.learners.values()), default=0.0)
+
     async def checkpoint(self) -> None:
         """Write everything down.
 

@@ -22,6 +22,7 @@ from controld.contract.telemetry import Telemetry
 from controld.contract.trial import SegmentLoss
 from controld.controller.decide import decide
 from controld.controller.guard import Pin
+from controld.controller.pacing import Pace
 from controld.controller.plan import Plan, plan_equal
 from controld.fleet.published import Selector
 from controld.fleet.server import FleetServer
@@ -55,6 +56,8 @@ _log = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL_S = 10.0
 _AUDIT_LINES = 10_000
+LOOK_S = 0.1
+"""Between two plans, news are looked at this often: as often as effects become durable."""
 IDLE_REPLAN_S = 30.0
 """Without any news evidence still fades; look again this often."""
 
@@ -88,7 +91,7 @@ class Planner:
         policies: the policy set in force.
         store, fleet, metrics, clock: as everywhere.
         artefacts: where calibrated artefacts are looked up.
-        interval_s: the least time between two plans.
+        interval_s: the least time between two plans that no surprise calls for.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class Planner:
         self._fleet = fleet
         self._metrics = metrics
         self._clock = clock
-        self._interval_s = interval_s
+        self._pace = Pace(interval_s)
         self._artefacts = artefacts or ArtefactFolder(None)
         self.learning = Learning(store)
         self.sizes = SizeEstimator()
@@ -271,15 +274,31 @@ class Planner:
             except Exception:  # noqa: BLE001 - the edge of the loop: planes keep the last good table meanwhile
                 _log.exception("planning failed")
                 self._metrics.internal_errors.labels("planner").inc()
-            await asyncio.sleep(self._interval_s)
+            self._pace.planned(self._clock.monotonic_s())
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Wait until the next plan may be made: an interval, or less where what is learned meanwhile is a surprise."""
+        woken = False
+        while True:
+            now_s = self._clock.monotonic_s()
+            left_s = self._pace.earliest_s(now_s, self.learning.moved_log) - now_s
+            if left_s <= 0:
+                break
+            await asyncio.sleep(min(left_s, LOOK_S))
+            if self._wake.is_set():
+                self._wake.clear()
+                woken = True
+                with contextlib.suppress(StoreError):  # the plan after the rest meets it again, and says so
+                    await self._learn()
+        if woken:
+            self._wake.set()
 
     # ------------------------------------------------------------------------------------ one round
 
     async def plan_once(self) -> int:
         """Learn what is new, decide for every policy, publish what changed; how many versions were published."""
-        for _, feedback in await self.learning.catch_up():
-            if feedback is not None:
-                self._metrics.feedback.labels(feedback.value).inc()
+        await self._learn()
         if self._profiles_are_stale:
             await self._read_profiles()
         policies = self._policies()
@@ -298,6 +317,12 @@ class Planner:
         if self.learning.is_dirty and self._clock.monotonic_s() >= self._checkpoint_due_s:
             await self._checkpoint()
         return published
+
+    async def _learn(self) -> None:
+        """Take in what became durable since. Raises: StoreError."""
+        for _, feedback in await self.learning.catch_up():
+            if feedback is not None:
+                self._metrics.feedback.labels(feedback.value).inc()
 
     async def _read_profiles(self) -> None:
         """All profiles that can be read; one that cannot is left out and logged."""

@@ -250,6 +250,21 @@ class Knob(Protocol):
         """
         ...
 
+    def break_even_raw_s(
+        self, models: StageModels, factors: Array, sizes_bytes: Array, *, margin: float
+    ) -> Array | None:
+        """From which size / bandwidth on an arm is quicker than raw by a factor of `margin`, and on every slower link.
+
+        Args:
+            factors: multipliers by arm and stage, shape [arms, stages].
+            sizes_bytes: shape [sizes].
+
+        Returns:
+            Seconds, shape [arms, sizes], infinite where an arm is so on no link; None where a knob cannot tell for
+            every load.
+        """
+        ...
+
     def stage_seconds(
         self, models: StageModels, arm: int, *, raw_bytes: float, wire_bytes: float, bandwidth: float
     ) -> dict[Stage, float]:

@@ -98,6 +98,12 @@ class KvLoad:
         """See `Knob.predict`."""
         return self.at_rest(models, factors, context).under_load(context, share, other_work)
 
+    def break_even_raw_s(
+        self, models: StageModels, factors: Array, sizes_bytes: Array, *, margin: float
+    ) -> Array | None:
+        """See `Knob.break_even_raw_s`. Which stage is the busiest depends on the load, and with it who is quicker."""
+        return None
+
     def stage_seconds(
         self, models: StageModels, arm: int, *, raw_bytes: float, wire_bytes: float, bandwidth: float
     ) -> dict[Stage, float]:

@@ -109,6 +109,22 @@ class KvTransfer:
             slope_bytes=np.stack([wire_bytes / chunks, wire_bytes], axis=1),
         )
 
+    def break_even_raw_s(
+        self, models: StageModels, factors: Array, sizes_bytes: Array, *, margin: float
+    ) -> Array | None:
+        """See `Knob.break_even_raw_s`; raw is the first arm.
+
+        Where a connection serves one transfer at a time it is the busiest server, and its work is the service time: an
+        arm that is quicker at rest waits less, too, under every load. Otherwise that is not so.
+        """
+        if not self.exclusive_connection:
+            return None
+        lines = self.lines(models, factors, sizes_bytes)
+        behind_s = margin * lines.intercept_s - lines.intercept_s[:1]
+        saved_bytes = lines.slope_bytes[:1] - margin * lines.slope_bytes
+        x = np.where(saved_bytes > 0, behind_s / np.where(saved_bytes > 0, saved_bytes, 1.0), np.inf)
+        return np.asarray(np.maximum(x, 0.0).max(axis=1) * sizes_bytes)
+
     def stage_seconds(
         self, models: StageModels, arm: int, *, raw_bytes: float, wire_bytes: float, bandwidth: float
     ) -> dict[Stage, float]:

@@ -61,6 +61,12 @@ class Remembering:
             self._alone[key] = self.at_rest(models, factors, context).under_load(context, share, None)
         return self._alone[key]
 
+    def break_even_raw_s(
+        self, models: StageModels, factors: Array, sizes_bytes: Array, *, margin: float
+    ) -> Array | None:
+        """See `Knob.break_even_raw_s`."""
+        return self._knob.break_even_raw_s(models, factors, sizes_bytes, margin=margin)
+
     def stage_seconds(
         self, models: StageModels, arm: int, *, raw_bytes: float, wire_bytes: float, bandwidth: float
     ) -> dict[Stage, float]:
