@@ -20,7 +20,6 @@ from controld.contract.size_estimator import SizeEstimator
 from controld.contract.snapshot import CalibratedArtefact, ClassRules
 from controld.contract.telemetry import Telemetry
 from controld.contract.trial import SegmentLoss
-from controld.controller.decide import decide
 from controld.controller.guard import Pin
 from controld.controller.pacing import Pace
 from controld.controller.plan import Plan, plan_equal
@@ -45,6 +44,7 @@ from controld.planning.plane import (
     tiers_of,
     unlearned_classes,
 )
+from controld.planning.shared_decisions import SharedDecisions
 from controld.planning.sharing import offered_shares
 from controld.planning.tenants import TenantLedger, TenantReport
 from controld.policy.model import Policy, PolicySet
@@ -123,6 +123,7 @@ class Planner:
         self._waiting_for_artefacts: dict[Selector, bool] = {}
         self._published_rules: dict[Selector, ClassRules] = {}
         self._pinned: dict[Selector, frozenset[tuple[str, str]]] = {}
+        self._decisions = SharedDecisions()
         self._tenants = TenantLedger()
         self._shares: dict[Selector, dict[str, dict[str, float]]] = {}
         self._wake = asyncio.Event()
@@ -360,7 +361,7 @@ class Planner:
         began_s = self._clock.monotonic_s()
         before = self.plans.get(selector)
         plan = await asyncio.to_thread(
-            decide, requests, previous=before, policy_generation=generation, now_unix_s=now_unix_s
+            self._decisions.decide, requests, previous=before, policy_generation=generation, now_unix_s=now_unix_s
         )
         self._metrics.plan_seconds.observe(self._clock.monotonic_s() - began_s)
         rules_same = self._published_rules.get(selector) == class_rules_of(policy)
@@ -422,7 +423,9 @@ class Planner:
         lessons.set_candidates(now.place, now.measured, unlearned_classes(policy), class_workloads(policy))
         now_unix_s = self._clock.unix_s()
         requests = table_requests(policy, now.place, now.profiles, lessons.learned(now_unix_s), now.shares)
-        plan = await asyncio.to_thread(decide, requests, previous=self.plans.get(selector), now_unix_s=now_unix_s)
+        plan = await asyncio.to_thread(
+            self._decisions.decide, requests, previous=self.plans.get(selector), now_unix_s=now_unix_s
+        )
         waits = "arms that name a calibrated artefact come into use once every receiver holds it" if now.waiting else ""
         return plan, tuple(note for note in (now.alarm, waits) if note)
 
