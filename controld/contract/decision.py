@@ -65,9 +65,9 @@ class Mixture:
             raise FieldError("mixture.weights", "must be positive and finite")
         if abs(cumulative[-1] - 1) > _WEIGHT_TOLERANCE:
             raise FieldError("mixture.weights", f"sum to {cumulative[-1]}, not 1")
-        for name in ("raw_below_s", "raw_below_s_per_byte"):
-            if not math.isfinite(getattr(self, name)):
-                raise FieldError(f"mixture.{name}", f"{getattr(self, name)} is not finite")
+        if not math.isfinite(self.raw_below_s + self.raw_below_s_per_byte):
+            name = "raw_below_s_per_byte" if math.isfinite(self.raw_below_s) else "raw_below_s"
+            raise FieldError(f"mixture.{name}", f"{getattr(self, name)} is not finite")
         object.__setattr__(self, "cumulative", cumulative)
 
     @property

@@ -535,9 +535,9 @@ def _explore(rank: Array, lower: Array, variance: Array, winner: NDArray[np.intp
     # Most arms are out of the question in most cells: the costly functions are taken of the others only.
     widest = np.sqrt(variance.max(axis=(1, 2, 3)) + best_variance.max())[:, None, None, None]
     open_to = open_to & (lower <= HOPELESS * rank[RAW_ROW]) & (rank < np.exp(-_LEAST_Z * widest + 1e-6) * best)
-    at = np.flatnonzero(open_to)
-    at = at[at // winner.size != winner.reshape(-1)[at % winner.size]]
-    cell = at % winner.size
+    arm, cell = np.nonzero(open_to.reshape(len(rank), -1))
+    other = arm != winner.reshape(-1)[cell]
+    at, cell = (arm * winner.size + cell)[other], cell[other]
     best, best_variance = best.reshape(-1), best_variance.reshape(-1)
     spread = np.sqrt(np.maximum(variance.reshape(-1)[at // rank.shape[-1]] + best_variance[cell], 1e-12))
     z = np.log(best[cell] / rank.reshape(-1)[at]) / spread
