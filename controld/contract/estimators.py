@@ -338,7 +338,7 @@ class BandwidthEstimator:
 
     @property
     def set_up_bytes_per_s(self) -> float:
-        """What the first busy period carried: a lower bound of the rate. 0 where there was none, or it was too small."""
+        """What the first busy period carried, a lower bound of the rate; 0 where there was none, or it was small."""
         period = self._set_up
         if period is None or period.wire_bytes < LEAST_SET_UP_BYTES:
             return 0.0

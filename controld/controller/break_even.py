@@ -1,10 +1,10 @@
 """Cells that raw's break-even runs through: the arm that pays in a part of such a cell, and where that part begins.
 
 A cell is a range of sizes and of bandwidths, and an arm that is to win it must be no slower than raw at every corner.
-Near the break-even that leaves much to raw that a codec would carry twice as quickly. But there the border itself is
-known: an arm is quicker than raw from some number of seconds on that raw bytes would take on the wire, size / bandwidth,
-and that number hardly bends over the sizes of one cell. So it goes into the table as a straight line over the size,
-laid so that it lies nowhere below the border, and the transfers below it go raw.
+Near the break-even that leaves much to raw that a codec would carry in half the time. But there the border itself is
+known: raw's seconds on the wire, size / bandwidth, from which on an arm is quicker; and it hardly bends over the sizes
+of one cell. So it goes into the table as a straight line over the size, laid so that it lies nowhere below the border,
+and the transfers below it go raw.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class BreakEven:
     """Each arm's border in each bin of sizes; infinite where it is quicker than raw nowhere.
 
     Args:
-        low_s, high_s: raw's seconds on the wire from which on the arm is quicker, at the bin's lower and upper end and on
-            the straight line between them; shape [arms, S].
+        low_s, high_s: raw's seconds on the wire from which on the arm is quicker, at the bin's lower and upper end and
+            on the straight line between them; shape [arms, S].
     """
 
     low_s: Array

@@ -48,8 +48,8 @@ _LATE_S = 600.0
 _AHEAD_S = 60.0
 _LARGEST_LOG = math.log(1000.0)
 _WIRE_DOUBT_LOG = math.log(2.0)
-"""A wire so much slower or quicker than the estimate says is first of all a link that has changed, or was not known yet:
-the estimator follows within two transfers, and then it is nothing about the arm."""
+"""A wire so much slower or quicker than the estimate says is first of all a link that has changed, or was not known:
+the estimator follows within two transfers, and nothing of it was about the arm."""
 _POOL_DOUBT = 2.0
 """Of an arm that was observed so often, half is believed in what it says of the others."""
 _POOL_SILENCE = 1.0

@@ -1,8 +1,8 @@
 """When to plan again: at most once an interval, and sooner where what was learned contradicts the plan in force.
 
-Most news move a plan by little, and can wait until the interval has passed. A surprise (an arm that turned several times
-slower) makes every transfer until the next plan a bad one, so it may cut the interval short. That costs credit, which
-comes back slowly: in the long run plans are made at most `1 + 1 / CREDIT_INTERVALS` times an interval, however
+Most news move a plan by little, and can wait until the interval has passed. A surprise (an arm that turned several
+times slower) makes every transfer until the next plan a bad one, so it may cut the interval short. That costs credit,
+which comes back slowly: in the long run plans are made at most `1 + 1 / CREDIT_INTERVALS` times an interval, however
 surprising the news are.
 """
 

@@ -21,10 +21,9 @@ _RESIDUAL_CAP = 3.6
 """One outlier is no change, two in a row are: no residual counts for the whole limit, two of these do."""
 _DOUBTED_CAP = 3.0
 """Where something else may be the cause for a transfer or two, it takes three."""
-_SCATTER_CAP = 2.0
-"""Times the usual: what lies further off is an outlier or a change, and says little of the scatter."""
 _RESET_VARIANCE = 1.0
 _NOISE_PRIOR_WEIGHT = 6.0
+_EXPLAINED_SDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +35,12 @@ class StagePrior:
 
 
 LOCAL_PRIORS = {
-    Stage.ENCODE: StagePrior(0.15**2, 0.25**2),
+    Stage.ENCODE: StagePrior(0.20**2, 0.25**2),
     Stage.BYTES: StagePrior(0.02**2, 0.05**2),
     Stage.WIRE: StagePrior(0.20**2, 0.25**2),
-    Stage.DECODE: StagePrior(0.15**2, 0.25**2),
+    Stage.DECODE: StagePrior(0.20**2, 0.25**2),
 }
-"""Times measured on this hardware, in an idle process."""
+"""Times measured on this hardware, in an idle process: a machine that serves is a fifth slower or quicker."""
 
 FOREIGN_PRIORS = {
     **LOCAL_PRIORS,
@@ -116,9 +115,21 @@ class LogRatioPosterior:
         """The posterior at a time, around a prior mean that the other arms suggest."""
         noise = self.noise_variance
         weight = self.faded_weight(now_unix_s)
-        precision = 1.0 / self.prior_variance + weight / noise
-        mean = (pooled_log / self.prior_variance + weight * self.mean / noise) / precision
+        prior_variance = self.prior_variance + self._contradiction(weight, noise, pooled_log)
+        precision = 1.0 / prior_variance + weight / noise
+        mean = (pooled_log / prior_variance + weight * self.mean / noise) / precision
         return StageCorrection(mean, 1.0 / precision, noise, weight)
+
+    def _contradiction(self, weight: float, noise_variance: float, pooled_log: float) -> float:
+        """By how much the prior's variance was too small, judged by evidence that it cannot explain.
+
+        One observation so far off may be an outlier (the first transfer of an arm often is slow); from the second on it
+        is the profile that is wrong, and then it must not hold up what is observed.
+        """
+        if weight <= 1.0:
+            return 0.0
+        explained = _EXPLAINED_SDS**2 * (self.prior_variance + noise_variance / weight)
+        return max(0.0, (self.mean - pooled_log) ** 2 - explained) * (1.0 - 1.0 / weight)
 
     def observe(
         self, log_ratio: float, now_unix_s: float, pooled_log: float = 0.0, *, doubt_log: float = math.inf
@@ -162,7 +173,7 @@ class LogRatioPosterior:
             self,
             weight=weight,
             mean=(kept * self.mean + log_ratio) / weight,
-            squares=fading * self.squares + min(excess, _SCATTER_CAP * expected.noise_variance),
+            squares=fading * self.squares + min(excess, 9.0 * expected.noise_variance),
             cusum_up=up,
             cusum_down=down,
             updated_unix_s=max(now_unix_s, self.updated_unix_s),

@@ -1,4 +1,4 @@
-"""Cells that raw's break-even runs through: what is not below the line is quicker than raw, and little is left to raw."""
+"""Cells that raw's break-even runs through: what lies above the line is quicker than raw, and little is left to raw."""
 
 from __future__ import annotations
 

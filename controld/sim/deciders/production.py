@@ -2,8 +2,8 @@
 
 What the agent does between them (`dataplanes/agent`) and what the planner does (`controld/planning`) is followed here:
 an arm is drawn from the table in force with the estimates of that moment; raw where no bandwidth is known; an effect
-reaches the daemon a moment after the transfer ended; the daemon plans when its pace allows (`controller/pacing.py`), compares
-with the plan before, and a new table is in force only if a cell changed.
+reaches the daemon a moment after the transfer ended; the daemon plans when its pace allows (`controller/pacing.py`),
+compares with the plan before, and a new table is in force only if a cell changed.
 """
 
 from __future__ import annotations
