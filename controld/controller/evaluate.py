@@ -6,7 +6,7 @@ cell, so an explanation is the decision itself and not a second opinion.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controld.candidates.statistics import Z_95, normal_cdf
+from controld.controller.break_even import BreakEven
 from controld.controller.energy import transfer_joules
 from controld.controller.fairness import Rival, fair_arms, largest_slowdown, relative_weights, rival_of
-from controld.controller.goals import ClassInput, Objective
+from controld.controller.goals import ClassGoal, ClassInput, Objective
 from controld.controller.grid import Points
-from controld.controller.knobs.base import STAGES, Array, Knob, Prediction, Stage
+from controld.controller.knobs.base import STAGES, Array, Corrections, Knob, Prediction, Stage
+from controld.controller.never_worse import RAW_ROW, not_slower_at_corners, ranked
 from controld.controller.overload import SUPPLY, quality_caps, within_caps
 
 NEAR = 1.03
@@ -32,11 +34,13 @@ HOPELESS = 1.10
 
 EXPLORE_UNITS = 64
 _LEAST_CHANCE = 0.01
+_LEAST_Z = -2.4
+"""Below it the chance is surely less."""
+
 _SWEEPS = 5
 _MOST_RIVALS = 16
-_UNSTABLE_S = 1e15
 _LOSS_SLACK_NATS = 1e-4
-_RAW_ROW = 0
+_FORBIDDEN = 1e300
 
 Mask = NDArray[np.bool_]
 
@@ -61,6 +65,7 @@ class Evaluation:
         largest_slowdown: weighted, of any class, with this class on the arm; one where nobody asks.
         near: in the last choice, within 3 % of the best.
         winner: row of the chosen arm, shape [S, B, L].
+        raw_below_s, raw_below_s_per_byte: where raw keeps a part of the cell, see `contract.decision.Mixture`; else 0.
         explore_units: parts of 64 of the exploration share for each other arm.
     """
 
@@ -80,6 +85,8 @@ class Evaluation:
     largest_slowdown: Array
     near: Mask
     winner: NDArray[np.intp]
+    raw_below_s: Array
+    raw_below_s_per_byte: Array
     explore_units: NDArray[np.uint8]
 
 
@@ -146,6 +153,7 @@ class _Sweeps:
         self.nothing: Array = np.zeros((len(knob.work_stages), 1, 1, 1, 1))
         self.work: list[Array] = [self.nothing] * len(inputs)
         self.evaluations: list[Evaluation] = []
+        self._asked: list[_Asked | None] = [None] * len(inputs)
 
     def others(self, index: int) -> Array:
         """Offered work of all classes but one."""
@@ -156,6 +164,7 @@ class _Sweeps:
         # A rival's prediction is of the sweep before, so with tenants one sweep without a change may be chance.
         needed = 2 if self._weights else 1
         unchanged = 0
+        self._asked = [None] * len(self._inputs)
         for _ in range(_SWEEPS):
             before = [evaluation.winner for evaluation in self.evaluations]
             self._sweep(caps)
@@ -168,13 +177,18 @@ class _Sweeps:
         evaluations = []
         for index, (item, used) in enumerate(zip(self._inputs, self._incumbents, strict=True)):
             against = [rival for other, rival in enumerate(self._rivals) if rival is not None and other != index]
+            asked = _Asked(self.others(index), against)
+            if asked.same_as(self._asked[index]):
+                evaluations.append(self.evaluations[index])
+                continue
+            self._asked[index] = asked
             evaluation = evaluate(
                 item,
                 self._knob,
                 self._points,
                 used,
                 share=self._shares[index],
-                other_work=self.others(index),
+                other_work=asked.other_work,
                 cap=caps[index] if caps else None,
                 tenants=_Tenants(self._weights[index], against) if self._weights else None,
             )
@@ -183,6 +197,22 @@ class _Sweeps:
             if self._weights and index in self._loudest:
                 self._rivals[index] = _rival(item, evaluation, self._weights[index])
         self.evaluations = evaluations
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a class was last decided against."""
+
+    other_work: Array
+    rivals: list[Rival]
+
+    def same_as(self, before: _Asked | None) -> bool:
+        return (
+            before is not None
+            and len(self.rivals) == len(before.rivals)
+            and all(a is b for a, b in zip(self.rivals, before.rivals, strict=True))
+            and np.array_equal(self.other_work, before.other_work)
+        )
 
 
 def _rival(item: ClassInput, evaluation: Evaluation, weight: float) -> Rival:
@@ -253,53 +283,64 @@ def evaluate(
     goal, models, corrections = item.goal, item.models, item.corrections
     factors = corrections.factors()
     prediction = knob.predict(models, factors, points.middle, share=share, other_work=other_work)
-    rank = _ranked(prediction)
-    shape = rank.shape
-    never_worse = rank <= rank[_RAW_ROW]
-    for context in points.corners:
-        corner = _ranked(knob.predict(models, factors, context, share=share, other_work=other_work))
-        never_worse &= corner <= corner[_RAW_ROW]
+    rank = ranked(prediction)
+    never_worse = rank <= rank[RAW_ROW]
+    never_worse &= not_slower_at_corners(knob, models, factors, points, share=share, other_work=other_work)
 
     available, quality_ok = _available(item), _quality_ok(item)
+    usable = available & quality_ok
     losses = np.array([candidate.loss_mean_nats for candidate in item.candidates])[:, None, None, None]
-
-    tail = rank
-    if goal.slo_s is not None and goal.slo_percentile != 50.0:
-        spread = np.sqrt(_log_variance(prediction, corrections.variance + corrections.noise_variance))
-        tail = rank * np.exp(NormalDist().inv_cdf(goal.slo_percentile / 100) * spread)
-    meets = np.ones(shape, dtype=np.bool_)
-    if goal.slo_s is not None:
-        outside = goal.outside.a_s + goal.outside.b_s_per_byte * points.size
-        meets = tail + outside[None, :, None, None] <= goal.slo_s
-
+    tail = _tail(goal, prediction, corrections, rank)
+    meets = _meets_slo(goal, tail, points)
     wire_shares = models.wire_share * factors[:, STAGES.index(Stage.BYTES)]
     joules = transfer_joules(prediction, wire_shares, points.size).total_j
-    cost = _cost(goal.objective, rank, losses, wire_shares, joules)
-    allowed = np.broadcast_to((available & quality_ok)[:, None, None, None], shape).copy()
+
+    allowed = np.broadcast_to(usable[:, None, None, None], rank.shape).copy()
     pinned = goal.only_arm is not None
-    if goal.objective is Objective.LATENCY and not pinned:
+    wants_speed = goal.objective is Objective.LATENCY
+    if wants_speed and not pinned:
         allowed &= never_worse
     stable = prediction.rho < 1.0
-    for gate in (*(() if cap is None else (cap,)), stable, meets):
+    for gate in (*(() if cap is None else (cap,)), stable, *(() if goal.slo_s is None else (meets,))):
         passing = allowed & gate
-        allowed = np.where(passing.any(axis=0), passing, allowed)
-    fair, largest = np.ones(shape, dtype=np.bool_), np.ones(shape)
+        allowed = passing | (allowed & ~passing.any(axis=0))
+    everywhere: Mask = np.broadcast_to(np.True_, rank.shape)
+    fair, largest = everywhere, np.broadcast_to(1.0, rank.shape)
     if tenants is not None and not pinned:
-        wants_speed = goal.objective is Objective.LATENCY
-        usable = available & quality_ok
         largest = largest_slowdown(prediction, usable, tenants.weight, tenants.rivals, wants_speed=wants_speed)
         fair = fair_arms(largest, allowed, incumbent, NEAR) | ~allowed
         allowed &= fair
     # A change of arm must earn its own cost: whoever is not in use is that much slower in the choice.
-    switching = knob.switch_cost_s * _would_switch(shape, incumbent)
-    if goal.objective is Objective.LATENCY:
-        cost = cost + switching
+    cost = _cost(goal.objective, rank, losses, wire_shares, joules)
+    time, violation = rank, tail
+    if knob.switch_cost_s:
+        switching = knob.switch_cost_s * _would_switch(rank.shape, incumbent)
+        time, violation = rank + switching, tail + switching
+        cost = time if wants_speed else cost
     # Nobody meets the SLO: the least violation, whatever the objective.
-    cost = np.where((allowed & meets & stable).any(axis=0), cost, tail + switching)
-    winner, near = _choose(cost, allowed, losses, rank + switching, incumbent)
+    if cost is not violation:
+        served = (allowed & meets & stable).any(axis=0)
+        if not served.all():
+            cost = np.where(served, cost, violation)
+    winner, near = _choose(cost, allowed, losses, time, incumbent)
+    raw_below_s, raw_below_s_per_byte = np.zeros(winner.shape), np.zeros(winner.shape)
     if pinned:
-        wanted = np.flatnonzero((available & quality_ok)[1:]) + 1
-        winner = np.full_like(winner, wanted[0] if len(wanted) else _RAW_ROW)
+        wanted = np.flatnonzero(usable[1:]) + 1
+        winner = np.full_like(winner, wanted[0] if len(wanted) else RAW_ROW)
+    elif wants_speed and tenants is None and not knob.switch_cost_s:
+        open_to = usable[:, None, None, None] & (meets | ~meets[RAW_ROW])
+        if cap is not None:
+            open_to &= cap
+        border = BreakEven.of(knob, models, factors, points, margin=NEAR)
+        if border is not None:
+
+            def best_end() -> Array:
+                """Seconds at the corner at which codecs do best."""
+                return ranked(knob.predict(models, factors, points.corners[-1], share=share, other_work=other_work))
+
+            winner, raw_below_s, raw_below_s_per_byte = _split(
+                border, points, winner, best_end, open_to, losses, incumbent
+            )
     return Evaluation(
         prediction=prediction,
         rank_s=rank,
@@ -311,14 +352,59 @@ def evaluate(
         stable=stable,
         never_worse=never_worse,
         meets_slo=meets,
-        within_cap=np.ones(shape, dtype=np.bool_) if cap is None else cap,
+        within_cap=everywhere if cap is None else cap,
         fair=fair,
         largest_slowdown=largest,
         near=near,
         winner=winner,
+        raw_below_s=raw_below_s,
+        raw_below_s_per_byte=raw_below_s_per_byte,
         lower_s=rank,
-        explore_units=np.zeros(shape, dtype=np.uint8),
+        explore_units=np.zeros(rank.shape, dtype=np.uint8),
     )
+
+
+def _split(
+    border: BreakEven,
+    points: Points,
+    winner: NDArray[np.intp],
+    best_end: Callable[[], Array],
+    open_to: Mask,
+    losses: Array,
+    incumbent: NDArray[np.intp],
+) -> tuple[NDArray[np.intp], Array, Array]:
+    """Where raw has won a cell in a part of which another arm pays: that arm, and below which line raw stays.
+
+    Args:
+        best_end: every arm's seconds at the end of the cell at which codecs do best, shape [arms, S, B, L]; asked for
+            only where some cell is split.
+    """
+    paying = border.pays_somewhere(points)[:, :, :, None] & open_to
+    paying[RAW_ROW] = False
+    split = (winner == RAW_ROW) & paying.any(axis=0)
+    if not split.any():
+        return winner, np.zeros(winner.shape), np.zeros(winner.shape)
+    paying[RAW_ROW] = ~split
+    seconds = best_end()
+    best, _ = _choose(seconds, paying, losses, seconds, incumbent)
+    winner = np.where(split, best, winner)
+    below_s, below_s_per_byte = border.lines(winner, points)
+    return winner, np.where(split, below_s, 0.0), np.where(split, below_s_per_byte, 0.0)
+
+
+def _tail(goal: ClassGoal, prediction: Prediction, corrections: Corrections, rank: Array) -> Array:
+    """Seconds at the percentile for which the SLO holds; the mean where there is none."""
+    if goal.slo_s is None or goal.slo_percentile == 50.0:
+        return rank
+    spread = np.sqrt(_log_variance(prediction, corrections.variance + corrections.noise_variance))
+    return np.asarray(rank * np.exp(NormalDist().inv_cdf(goal.slo_percentile / 100) * spread))
+
+
+def _meets_slo(goal: ClassGoal, tail: Array, points: Points) -> Mask:
+    if goal.slo_s is None:
+        return np.broadcast_to(np.True_, tail.shape)
+    outside = goal.outside.a_s + goal.outside.b_s_per_byte * points.size
+    return np.asarray(tail + outside[None, :, None, None] <= goal.slo_s)
 
 
 def _would_switch(shape: tuple[int, ...], incumbent: NDArray[np.intp]) -> Mask:
@@ -336,20 +422,15 @@ def _available(item: ClassInput) -> Mask:
     available = np.array([not candidate.out_reason for candidate in item.candidates])
     if item.goal.only_arm is not None:
         available &= np.array([candidate.arm_id == item.goal.only_arm for candidate in item.candidates])
-    available[_RAW_ROW] = True
+    available[RAW_ROW] = True
     return available
 
 
 def _quality_ok(item: ClassInput) -> Mask:
     uppers = np.array([candidate.loss_upper_nats for candidate in item.candidates])
     quality_ok = uppers <= item.goal.max_quality_loss_nats
-    quality_ok[_RAW_ROW] = True
+    quality_ok[RAW_ROW] = True
     return np.asarray(quality_ok)
-
-
-def _ranked(prediction: Prediction) -> Array:
-    """One number to rank by: seconds where stable; where not, above every stable arm and in the order of rho."""
-    return np.where(prediction.rho < 1.0, prediction.total_s, _UNSTABLE_S * prediction.rho)
 
 
 def _with_exploration(
@@ -364,7 +445,7 @@ def _with_exploration(
     if item.goal.explore_share <= 0 or item.goal.only_arm is not None:
         return evaluation
     factors = item.corrections.lower_factors(Z_95)
-    lower = _ranked(knob.predict(item.models, factors, points.middle, share=share, other_work=other_work))
+    lower = ranked(knob.predict(item.models, factors, points.middle, share=share, other_work=other_work))
     variance = _log_variance(evaluation.prediction, item.corrections.variance)
     passing = (evaluation.available & evaluation.quality_ok)[:, None, None, None]
     stable = evaluation.stable | ~evaluation.stable.any(axis=0)
@@ -384,20 +465,46 @@ def _choose(
     cost: Array, allowed: Mask, losses: Array, rank: Array, incumbent: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], Mask]:
     """Winner [S, B, L], and who was near it: least cost; within 3 % better quality, then the arm in use, then time."""
-    costs = np.where(allowed, cost, np.inf)
+    costs = _only(cost, allowed)
     best = costs.min(axis=0)
     near = costs <= NEAR * best
-    rows = np.arange(cost.shape[0])[:, None, None, None]
-    in_use = rows == incumbent[None]
+    in_use = _settle(near, costs <= SETTLED * best, incumbent)
+    near_losses = _only(losses, near)
+    equal = near & (near_losses <= near_losses.min(axis=0) * 1.1 + _LOSS_SLACK_NATS)
+    ranks = _only(rank, equal)
+    winner = _first_least(ranks)
+    if in_use is not None:
+        # The arm in use stays while its time is near the least of them; there is one at most.
+        kept = equal & in_use & (ranks <= NEAR * ranks.min(axis=0))
+        winner = np.where(kept.any(axis=0), incumbent, winner)
+    return winner, near
+
+
+def _only(values: Array, mask: Mask) -> Array:
+    """`np.where(mask, values, np.inf)` with another number for infinity, and several times as fast."""
+    found = np.multiply(~mask, _FORBIDDEN)
+    found += values
+    return found
+
+
+def _settle(near: Mask, nearer: Mask, incumbent: NDArray[np.intp]) -> Mask | None:
+    """Narrow `near` where the arm in use is among them; which arm is in use where, None where none is."""
+    if not (incumbent >= 0).any():
+        return None
+    in_use = np.arange(near.shape[0])[:, None, None, None] == incumbent[None]
     settled = (near & in_use).any(axis=0)
-    near &= (costs <= SETTLED * best) | in_use | ~settled
-    near_losses = np.where(near, losses, np.inf)
-    least = near_losses.min(axis=0)
-    equal = near & (near_losses <= least * 1.1 + _LOSS_SLACK_NATS)
-    ranks = np.where(equal, rank, np.inf)
-    kept = equal & in_use & (ranks <= NEAR * ranks.min(axis=0))
-    equal = np.where(kept.any(axis=0), kept, equal)
-    return np.argmin(np.where(equal, rank, np.inf), axis=0), near
+    near &= nearer | in_use | ~settled
+    return np.asarray(in_use)
+
+
+def _first_least(values: Array) -> NDArray[np.intp]:
+    """`np.argmin` along the first axis, several times as fast as it where that axis is short."""
+    least = values.min(axis=0)
+    rows = np.zeros(values.shape[1:], dtype=np.intp)
+    for row in range(len(values) - 1, 0, -1):
+        rows[values[row] == least] = row
+    rows[values[0] == least] = 0
+    return rows
 
 
 def _log_variance(prediction: Prediction, variances: Array) -> Array:
@@ -425,13 +532,19 @@ def _explore(rank: Array, lower: Array, variance: Array, winner: NDArray[np.intp
     """
     best = np.take_along_axis(rank, winner[None], axis=0)
     best_variance = np.take_along_axis(np.broadcast_to(variance, rank.shape), winner[None], axis=0)
-    rows = np.arange(rank.shape[0])[:, None, None, None]
-    open_to = open_to & (lower <= HOPELESS * rank[_RAW_ROW]) & (rows != winner[None])
-    if not open_to.any():
-        return np.zeros(rank.shape, dtype=np.uint8)
-    spread = np.sqrt(np.maximum(variance + best_variance, 1e-12))
-    chance = np.where(open_to, normal_cdf(np.log(best / rank) / spread), 0.0)
-    chance = np.where(chance >= _LEAST_CHANCE, chance, 0.0)
-    parts = EXPLORE_UNITS * chance / np.maximum(chance.sum(axis=0), _LEAST_CHANCE)
-    exponent = np.floor(np.log2(np.maximum(parts, 1.0)))
-    return np.where(parts >= 1.0, np.exp2(exponent), 0.0).astype(np.uint8)
+    # Most arms are out of the question in most cells: the costly functions are taken of the others only.
+    widest = np.sqrt(variance.max(axis=(1, 2, 3)) + best_variance.max())[:, None, None, None]
+    open_to = open_to & (lower <= HOPELESS * rank[RAW_ROW]) & (rank < np.exp(-_LEAST_Z * widest + 1e-6) * best)
+    arm, cell = np.nonzero(open_to.reshape(len(rank), -1))
+    other = arm != winner.reshape(-1)[cell]
+    at, cell = (arm * winner.size + cell)[other], cell[other]
+    best, best_variance = best.reshape(-1), best_variance.reshape(-1)
+    spread = np.sqrt(np.maximum(variance.reshape(-1)[at // rank.shape[-1]] + best_variance[cell], 1e-12))
+    z = np.log(best[cell] / rank.reshape(-1)[at]) / spread
+    likely = z >= _LEAST_Z
+    at, cell, chance = at[likely], cell[likely], normal_cdf(z[likely])
+    chance[chance < _LEAST_CHANCE] = 0.0
+    parts = EXPLORE_UNITS * chance / np.maximum(np.bincount(cell, chance, winner.size), _LEAST_CHANCE)[cell]
+    units = np.zeros(rank.shape, dtype=np.uint8)
+    units.reshape(-1)[at] = np.where(parts >= 1.0, np.exp2(np.floor(np.log2(np.maximum(parts, 1.0)))), 0.0)
+    return units

@@ -148,12 +148,14 @@ class GuardPolicy:
         on_breach: what happens to an arm that broke the limit.
         drift: of a video engine: most that latents may drift from the sink's, in the sink's deviations; None: any.
         motion: of a video engine: least part of the reference setting's motion that a setting must keep; None: any.
+        probe_every_s: how often an idle profiling worker measures an arm in use again; None: never.
     """
 
     sample_share: float
     on_breach: OnBreach
     drift: float | None = None
     motion: float | None = None
+    probe_every_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
