@@ -59,14 +59,16 @@ class Mixture:
     def __post_init__(self) -> None:
         if not self.arms or len(self.arms) != len(self.weights) or len(set(self.arms)) != len(self.arms):
             raise FieldError("mixture.arms", "needs at least one arm, each once, with a weight for each")
-        if not all(math.isfinite(weight) and weight > 0 for weight in self.weights):
+        # A table has thousands of mixtures: their sum shows what is not finite in any of them.
+        cumulative = tuple(accumulate(self.weights))
+        if not math.isfinite(cumulative[-1]) or min(self.weights) <= 0:
             raise FieldError("mixture.weights", "must be positive and finite")
-        if abs(sum(self.weights) - 1) > _WEIGHT_TOLERANCE:
-            raise FieldError("mixture.weights", f"sum to {sum(self.weights)}, not 1")
-        for name in ("raw_below_s", "raw_below_s_per_byte"):
-            if not math.isfinite(getattr(self, name)):
-                raise FieldError(f"mixture.{name}", f"{getattr(self, name)} is not finite")
-        object.__setattr__(self, "cumulative", tuple(accumulate(self.weights)))
+        if abs(cumulative[-1] - 1) > _WEIGHT_TOLERANCE:
+            raise FieldError("mixture.weights", f"sum to {cumulative[-1]}, not 1")
+        if not math.isfinite(self.raw_below_s + self.raw_below_s_per_byte):
+            name = "raw_below_s_per_byte" if math.isfinite(self.raw_below_s) else "raw_below_s"
+            raise FieldError(f"mixture.{name}", f"{getattr(self, name)} is not finite")
+        object.__setattr__(self, "cumulative", cumulative)
 
     @property
     def is_split(self) -> bool:

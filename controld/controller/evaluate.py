@@ -6,7 +6,7 @@ cell, so an explanation is the decision itself and not a second opinion.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -21,6 +21,7 @@ from controld.controller.fairness import Rival, fair_arms, largest_slowdown, rel
 from controld.controller.goals import ClassGoal, ClassInput, Objective
 from controld.controller.grid import Points
 from controld.controller.knobs.base import STAGES, Array, Corrections, Knob, Prediction, Stage
+from controld.controller.never_worse import RAW_ROW, not_slower_at_corners, ranked
 from controld.controller.overload import SUPPLY, quality_caps, within_caps
 
 NEAR = 1.03
@@ -31,9 +32,8 @@ SETTLED = 1.015
 
 _SWEEPS = 5
 _MOST_RIVALS = 16
-_UNSTABLE_S = 1e15
 _LOSS_SLACK_NATS = 1e-4
-_RAW_ROW = 0
+_FORBIDDEN = 1e300
 
 Mask = NDArray[np.bool_]
 
@@ -146,6 +146,7 @@ class _Sweeps:
         self.nothing: Array = np.zeros((len(knob.work_stages), 1, 1, 1, 1))
         self.work: list[Array] = [self.nothing] * len(inputs)
         self.evaluations: list[Evaluation] = []
+        self._asked: list[_Asked | None] = [None] * len(inputs)
 
     def others(self, index: int) -> Array:
         """Offered work of all classes but one."""
@@ -156,6 +157,7 @@ class _Sweeps:
         # A rival's prediction is of the sweep before, so with tenants one sweep without a change may be chance.
         needed = 2 if self._weights else 1
         unchanged = 0
+        self._asked = [None] * len(self._inputs)
         for _ in range(_SWEEPS):
             before = [evaluation.winner for evaluation in self.evaluations]
             self._sweep(caps)
@@ -168,13 +170,18 @@ class _Sweeps:
         evaluations = []
         for index, (item, used) in enumerate(zip(self._inputs, self._incumbents, strict=True)):
             against = [rival for other, rival in enumerate(self._rivals) if rival is not None and other != index]
+            asked = _Asked(self.others(index), against)
+            if asked.same_as(self._asked[index]):
+                evaluations.append(self.evaluations[index])
+                continue
+            self._asked[index] = asked
             evaluation = evaluate(
                 item,
                 self._knob,
                 self._points,
                 used,
                 share=self._shares[index],
-                other_work=self.others(index),
+                other_work=asked.other_work,
                 cap=caps[index] if caps else None,
                 tenants=_Tenants(self._weights[index], against) if self._weights else None,
             )
@@ -183,6 +190,22 @@ class _Sweeps:
             if self._weights and index in self._loudest:
                 self._rivals[index] = _rival(item, evaluation, self._weights[index])
         self.evaluations = evaluations
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a class was last decided against."""
+
+    other_work: Array
+    rivals: list[Rival]
+
+    def same_as(self, before: _Asked | None) -> bool:
+        return (
+            before is not None
+            and len(self.rivals) == len(before.rivals)
+            and all(a is b for a, b in zip(self.rivals, before.rivals, strict=True))
+            and np.array_equal(self.other_work, before.other_work)
+        )
 
 
 def _rival(item: ClassInput, evaluation: Evaluation, weight: float) -> Rival:
@@ -253,12 +276,10 @@ def evaluate(
     goal, models, corrections = item.goal, item.models, item.corrections
     factors = corrections.factors()
     prediction = knob.predict(models, factors, points.middle, share=share, other_work=other_work)
-    rank = _ranked(prediction)
-    corners = [
-        _ranked(knob.predict(models, factors, context, share=share, other_work=other_work))
-        for context in points.corners
-    ]
-    never_worse = np.logical_and.reduce([seconds <= seconds[_RAW_ROW] for seconds in (rank, *corners)])
+    rank = ranked(prediction)
+    never_worse = rank <= rank[RAW_ROW]
+    never_worse &= not_slower_at_corners(knob, models, factors, points, share=share, other_work=other_work)
+
     available, quality_ok = _available(item), _quality_ok(item)
     usable = available & quality_ok
     losses = np.array([candidate.loss_mean_nats for candidate in item.candidates])[:, None, None, None]
@@ -267,35 +288,47 @@ def evaluate(
     wire_shares = models.wire_share * factors[:, STAGES.index(Stage.BYTES)]
     joules = transfer_joules(prediction, wire_shares, points.size).total_j
 
+    allowed = np.broadcast_to(usable[:, None, None, None], rank.shape).copy()
     pinned = goal.only_arm is not None
     wants_speed = goal.objective is Objective.LATENCY
-    everywhere = np.ones(rank.shape, dtype=np.bool_)
-    stable, within_cap = prediction.rho < 1.0, everywhere if cap is None else cap
-    strictly = usable[:, None, None, None] & (never_worse if wants_speed and not pinned else everywhere)
-    allowed = _passing(strictly, within_cap, stable, meets)
-    fair, largest = everywhere, np.ones(rank.shape)
+    if wants_speed and not pinned:
+        allowed &= never_worse
+    stable = prediction.rho < 1.0
+    allowed = _passing(allowed, *(() if cap is None else (cap,)), stable, *(() if goal.slo_s is None else (meets,)))
+    everywhere: Mask = np.broadcast_to(np.True_, rank.shape)
+    fair, largest = everywhere, np.broadcast_to(1.0, rank.shape)
     if tenants is not None and not pinned:
         largest = largest_slowdown(prediction, usable, tenants.weight, tenants.rivals, wants_speed=wants_speed)
         fair = fair_arms(largest, allowed, incumbent, NEAR) | ~allowed
         allowed &= fair
     # A change of arm must earn its own cost: whoever is not in use is that much slower in the choice.
-    switching = knob.switch_cost_s * _would_switch(rank.shape, incumbent)
     cost = _cost(goal.objective, rank, losses, wire_shares, joules)
-    if wants_speed:
-        cost = cost + switching
+    time, violation = rank, tail
+    if knob.switch_cost_s:
+        switching = knob.switch_cost_s * _would_switch(rank.shape, incumbent)
+        time, violation = rank + switching, tail + switching
+        cost = time if wants_speed else cost
     # Nobody meets the SLO: the least violation, whatever the objective.
-    cost = np.where((allowed & meets & stable).any(axis=0), cost, tail + switching)
-    winner, near = _choose(cost, allowed, losses, rank + switching, incumbent)
+    if cost is not violation:
+        served = (allowed & meets & stable).any(axis=0)
+        if not served.all():
+            cost = np.where(served, cost, violation)
+    winner, near = _choose(cost, allowed, losses, time, incumbent)
     border = None
     if pinned:
         wanted = np.flatnonzero(usable[1:]) + 1
-        winner = np.full_like(winner, wanted[0] if len(wanted) else _RAW_ROW)
-    elif wants_speed and tenants is None and knob.switch_cost_s == 0:
+        winner = np.full_like(winner, wanted[0] if len(wanted) else RAW_ROW)
+    elif wants_speed and tenants is None and not knob.switch_cost_s:
         border = BreakEven.of(knob, models, factors, points, margin=NEAR)
-    open_to = usable[:, None, None, None] & within_cap & (meets | ~meets[_RAW_ROW])
-    winner, raw_below_s, raw_below_s_per_byte = _divided(
-        border, points, winner, corners[-1], open_to, losses, incumbent
-    )
+    raw_below_s = raw_below_s_per_byte = np.zeros(winner.shape)
+    if border is not None:
+        open_to = usable[:, None, None, None] & (meets | ~meets[RAW_ROW]) & (everywhere if cap is None else cap)
+
+        def best_end() -> Array:
+            """Seconds at the corner at which codecs do best."""
+            return ranked(knob.predict(models, factors, points.corners[-1], share=share, other_work=other_work))
+
+        winner, raw_below_s, raw_below_s_per_byte = _split(border, points, winner, best_end, open_to, losses, incumbent)
     return Evaluation(
         prediction=prediction,
         rank_s=rank,
@@ -307,7 +340,7 @@ def evaluate(
         stable=stable,
         never_worse=never_worse,
         meets_slo=meets,
-        within_cap=within_cap,
+        within_cap=everywhere if cap is None else cap,
         fair=fair,
         largest_slowdown=largest,
         near=near,
@@ -319,19 +352,19 @@ def evaluate(
     )
 
 
-def _passing(strictly: Mask, *wishes: Mask) -> Mask:
-    """Arms that pass all gates; a wish that none of those left can meet in a cell is given up there."""
+def _passing(allowed: Mask, *wishes: Mask) -> Mask:
+    """Arms of those allowed that meet the wishes; one that none of them can meet in a cell is given up there."""
     for wish in wishes:
-        passing = strictly & wish
-        strictly = np.where(passing.any(axis=0), passing, strictly)
-    return strictly
+        passing = allowed & wish
+        allowed = passing | (allowed & ~passing.any(axis=0))
+    return allowed
 
 
-def _divided(
-    border: BreakEven | None,
+def _split(
+    border: BreakEven,
     points: Points,
     winner: NDArray[np.intp],
-    seconds: Array,
+    best_end: Callable[[], Array],
     open_to: Mask,
     losses: Array,
     incumbent: NDArray[np.intp],
@@ -339,18 +372,16 @@ def _divided(
     """Where raw has won a cell in a part of which another arm pays: that arm, and below which line raw stays.
 
     Args:
-        border: None: no cell is divided.
-        seconds: every arm's at the end of the cell at which codecs do best, shape [arms, S, B, L].
+        best_end: every arm's seconds at the end of the cell at which codecs do best, shape [arms, S, B, L]; asked for
+            only where some cell is split.
     """
-    nowhere = np.zeros(winner.shape)
-    if border is None:
-        return winner, nowhere, nowhere
     paying = border.pays_somewhere(points)[:, :, :, None] & open_to
-    paying[_RAW_ROW] = False
-    split = (winner == _RAW_ROW) & paying.any(axis=0)
+    paying[RAW_ROW] = False
+    split = (winner == RAW_ROW) & paying.any(axis=0)
     if not split.any():
-        return winner, nowhere, nowhere
-    paying[_RAW_ROW] = ~split
+        return winner, np.zeros(winner.shape), np.zeros(winner.shape)
+    paying[RAW_ROW] = ~split
+    seconds = best_end()
     best, _ = _choose(seconds, paying, losses, seconds, incumbent)
     winner = np.where(split, best, winner)
     below_s, below_s_per_byte = border.lines(winner, points)
@@ -367,7 +398,7 @@ def _tail(goal: ClassGoal, prediction: Prediction, corrections: Corrections, ran
 
 def _meets_slo(goal: ClassGoal, tail: Array, points: Points) -> Mask:
     if goal.slo_s is None:
-        return np.ones(tail.shape, dtype=np.bool_)
+        return np.broadcast_to(np.True_, tail.shape)
     outside = goal.outside.a_s + goal.outside.b_s_per_byte * points.size
     return np.asarray(tail + outside[None, :, None, None] <= goal.slo_s)
 
@@ -387,20 +418,15 @@ def _available(item: ClassInput) -> Mask:
     available = np.array([not candidate.out_reason for candidate in item.candidates])
     if item.goal.only_arm is not None:
         available &= np.array([candidate.arm_id == item.goal.only_arm for candidate in item.candidates])
-    available[_RAW_ROW] = True
+    available[RAW_ROW] = True
     return available
 
 
 def _quality_ok(item: ClassInput) -> Mask:
     uppers = np.array([candidate.loss_upper_nats for candidate in item.candidates])
     quality_ok = uppers <= item.goal.max_quality_loss_nats
-    quality_ok[_RAW_ROW] = True
+    quality_ok[RAW_ROW] = True
     return np.asarray(quality_ok)
-
-
-def _ranked(prediction: Prediction) -> Array:
-    """One number to rank by: seconds where stable; where not, above every stable arm and in the order of rho."""
-    return np.where(prediction.rho < 1.0, prediction.total_s, _UNSTABLE_S * prediction.rho)
 
 
 def _with_exploration(
@@ -415,7 +441,7 @@ def _with_exploration(
     if item.goal.explore_share <= 0 or item.goal.only_arm is not None:
         return evaluation
     factors = item.corrections.lower_factors(Z_95)
-    lower = _ranked(knob.predict(item.models, factors, points.middle, share=share, other_work=other_work))
+    lower = ranked(knob.predict(item.models, factors, points.middle, share=share, other_work=other_work))
     variance = log_variance(evaluation.prediction, item.corrections.variance)
     passing = (evaluation.available & evaluation.quality_ok)[:, None, None, None]
     stable = evaluation.stable | ~evaluation.stable.any(axis=0)
@@ -435,17 +461,43 @@ def _choose(
     cost: Array, allowed: Mask, losses: Array, rank: Array, incumbent: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], Mask]:
     """Winner [S, B, L], and who was near it: least cost; within 3 % better quality, then the arm in use, then time."""
-    costs = np.where(allowed, cost, np.inf)
+    costs = _only(cost, allowed)
     best = costs.min(axis=0)
     near = costs <= NEAR * best
-    rows = np.arange(cost.shape[0])[:, None, None, None]
-    in_use = rows == incumbent[None]
+    in_use = _settle(near, costs <= SETTLED * best, incumbent)
+    near_losses = _only(losses, near)
+    equal = near & (near_losses <= near_losses.min(axis=0) * 1.1 + _LOSS_SLACK_NATS)
+    ranks = _only(rank, equal)
+    winner = _first_least(ranks)
+    if in_use is not None:
+        # The arm in use stays while its time is near the least of them; there is one at most.
+        kept = equal & in_use & (ranks <= NEAR * ranks.min(axis=0))
+        winner = np.where(kept.any(axis=0), incumbent, winner)
+    return winner, near
+
+
+def _only(values: Array, mask: Mask) -> Array:
+    """`np.where(mask, values, np.inf)` with another number for infinity, and several times as fast."""
+    found = np.multiply(~mask, _FORBIDDEN)
+    found += values
+    return found
+
+
+def _settle(near: Mask, nearer: Mask, incumbent: NDArray[np.intp]) -> Mask | None:
+    """Narrow `near` where the arm in use is among them; which arm is in use where, None where none is."""
+    if not (incumbent >= 0).any():
+        return None
+    in_use = np.arange(near.shape[0])[:, None, None, None] == incumbent[None]
     settled = (near & in_use).any(axis=0)
-    near &= (costs <= SETTLED * best) | in_use | ~settled
-    near_losses = np.where(near, losses, np.inf)
-    least = near_losses.min(axis=0)
-    equal = near & (near_losses <= least * 1.1 + _LOSS_SLACK_NATS)
-    ranks = np.where(equal, rank, np.inf)
-    kept = equal & in_use & (ranks <= NEAR * ranks.min(axis=0))
-    equal = np.where(kept.any(axis=0), kept, equal)
-    return np.argmin(np.where(equal, rank, np.inf), axis=0), near
+    near &= nearer | in_use | ~settled
+    return np.asarray(in_use)
+
+
+def _first_least(values: Array) -> NDArray[np.intp]:
+    """`np.argmin` along the first axis, several times as fast as it where that axis is short."""
+    least = values.min(axis=0)
+    rows = np.zeros(values.shape[1:], dtype=np.intp)
+    for row in range(len(values) - 1, 0, -1):
+        rows[values[row] == least] = row
+    rows[values[0] == least] = 0
+    return rows

@@ -7,13 +7,15 @@ from numpy.typing import NDArray
 
 from controld.candidates.statistics import normal_cdf
 from controld.controller.knobs.base import STAGES, Array, Prediction, Stage
+from controld.controller.never_worse import RAW_ROW
 
 HOPELESS = 1.10
 """An arm whose lower bound is this factor above raw is not explored."""
 
 EXPLORE_UNITS = 64
 _LEAST_CHANCE = 0.01
-_RAW_ROW = 0
+_LEAST_Z = -2.4
+"""Below it the chance is surely less."""
 
 
 def log_variance(prediction: Prediction, variances: Array) -> Array:
@@ -43,13 +45,19 @@ def explore_units(
     """
     best = np.take_along_axis(rank, winner[None], axis=0)
     best_variance = np.take_along_axis(np.broadcast_to(variance, rank.shape), winner[None], axis=0)
-    rows = np.arange(rank.shape[0])[:, None, None, None]
-    open_to = open_to & (lower <= HOPELESS * rank[_RAW_ROW]) & (rows != winner[None])
-    if not open_to.any():
-        return np.zeros(rank.shape, dtype=np.uint8)
-    spread = np.sqrt(np.maximum(variance + best_variance, 1e-12))
-    chance = np.where(open_to, normal_cdf(np.log(best / rank) / spread), 0.0)
-    chance = np.where(chance >= _LEAST_CHANCE, chance, 0.0)
-    parts = EXPLORE_UNITS * chance / np.maximum(chance.sum(axis=0), _LEAST_CHANCE)
-    exponent = np.floor(np.log2(np.maximum(parts, 1.0)))
-    return np.where(parts >= 1.0, np.exp2(exponent), 0.0).astype(np.uint8)
+    # Most arms are out of the question in most cells: the costly functions are taken of the others only.
+    widest = np.sqrt(variance.max(axis=(1, 2, 3)) + best_variance.max())[:, None, None, None]
+    open_to = open_to & (lower <= HOPELESS * rank[RAW_ROW]) & (rank < np.exp(-_LEAST_Z * widest + 1e-6) * best)
+    arm, cell = np.nonzero(open_to.reshape(len(rank), -1))
+    other = arm != winner.reshape(-1)[cell]
+    at, cell = (arm * winner.size + cell)[other], cell[other]
+    best, best_variance = best.reshape(-1), best_variance.reshape(-1)
+    spread = np.sqrt(np.maximum(variance.reshape(-1)[at // rank.shape[-1]] + best_variance[cell], 1e-12))
+    z = np.log(best[cell] / rank.reshape(-1)[at]) / spread
+    likely = z >= _LEAST_Z
+    at, cell, chance = at[likely], cell[likely], normal_cdf(z[likely])
+    chance[chance < _LEAST_CHANCE] = 0.0
+    parts = EXPLORE_UNITS * chance / np.maximum(np.bincount(cell, chance, winner.size), _LEAST_CHANCE)[cell]
+    units = np.zeros(rank.shape, dtype=np.uint8)
+    units.reshape(-1)[at] = np.where(parts >= 1.0, np.exp2(np.floor(np.log2(np.maximum(parts, 1.0)))), 0.0)
+    return units

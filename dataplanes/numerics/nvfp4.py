@@ -44,6 +44,16 @@ class BlockRule(enum.Enum):
     """At 6 or at 4, whichever leaves the block the smaller squared error: from 4 to 6 the grid is coarse."""
 
 
+class Tile(enum.Enum):
+    """What shares a block scale."""
+
+    ROW = "1x16"
+    """16 neighbours of a row."""
+    SQUARE = "16x16"
+    """16 neighbours of 16 neighbouring rows: a matrix and its transpose then have the same codes, which training needs
+    of weights (NVIDIA, "Pretraining large language models with NVFP4", 2025, section 4.3)."""
+
+
 def quantise(x: Tensor, rule: BlockRule = BlockRule.PLAIN) -> tuple[Tensor, Tensor, Tensor]:
     """Quantise tokens independently.
 
@@ -85,8 +95,9 @@ def quantise_by_peak(
     rule: BlockRule = BlockRule.PLAIN,
     *,
     largest_scale: float = LARGEST_BLOCK_SCALE,
+    tile: Tile = Tile.ROW,
 ) -> tuple[Tensor, Tensor]:
-    """Quantise as Transformer Engine's `NVFP4QuantizerRef` does with tiles of 1x16, bit for bit.
+    """Quantise as Transformer Engine's `NVFP4QuantizerRef` does, bit for bit.
 
     Args:
         x: float32 `[rows, n]`, finite; n is a multiple of 16.
@@ -94,20 +105,27 @@ def quantise_by_peak(
         rule: 4over6 is its form by squared error (`nvfp4_4over6_err_mode="MSE"`, without fast math). Squares are of the
             input's units, so where they leave float32 (blocks above 2**63 or below 2**-75) the peak stays at 6.
         largest_scale: what the largest block scale is to be with 4over6: 448, or 256 so that a peak at 4 always fits.
+        tile: what shares a block scale. With squares rows are a multiple of 16 and the peak is the tensor's. Squares
+            commute with transposing exactly; with 4over6 up to squares whose two errors are equal to the last bits.
 
     Returns:
         Codes 0..15 (uint8 `[rows, n]`; two to a byte as `low + 16 * high` make its `data`) and block scales (e4m3 as
-        uint8, `[rows, n / 16]`). A negative zero has code 0, as in the reference.
+        uint8, `[rows, n / 16]`; a square's is in each of its rows). A negative zero has code 0, as in the reference.
 
     Raises:
-        ValueError: n is no multiple of 16, or plain blocks are to have a scale other than 448.
+        ValueError: n is no multiple of 16 (with squares, rows are not, or each row has its peak), or plain blocks are
+            to have a scale other than 448.
     """
     if x.shape[-1] % BLOCK:
         raise ValueError(f"x: rows of {x.shape[-1]} elements are not whole blocks of {BLOCK}")
     if rule is BlockRule.PLAIN and largest_scale != LARGEST_BLOCK_SCALE:
         raise ValueError(f"largest_scale: {largest_scale} is for 4over6, plain blocks reach {LARGEST_BLOCK_SCALE}")
+    if tile is Tile.SQUARE and (x.shape[0] % BLOCK or peak.numel() != 1):
+        raise ValueError(f"x: {x.shape[0]} rows and {peak.numel()} peaks; squares take whole {BLOCK} rows and one peak")
     blocks = as_blocks(x)
     block_peaks = blocks.abs().amax(-1)
+    if tile is Tile.SQUARE:
+        block_peaks = _to_rows(_by_square(block_peaks).amax(1))
     largest = torch.finfo(torch.float32).max
     encode = torch.full_like(peak, largest_scale * LARGEST).div_(peak).clamp_(max=largest)
     if rule is BlockRule.PLAIN:
@@ -119,6 +137,8 @@ def quantise_by_peak(
     error_six, error_four = (
         _squared_error_in_order(blocks, *found, peak, largest_scale * LARGEST) for found in (at_six, at_four)
     )
+    if tile is Tile.SQUARE:
+        error_six, error_four = _sum_of_tile_rows(error_six), _sum_of_tile_rows(error_four)
     is_better = error_four < error_six
     codes = torch.where(is_better[..., None], at_four[0], at_six[0])
     block_scale = torch.where(is_better, at_four[1].view(torch.uint8), at_six[1].view(torch.uint8))
@@ -156,6 +176,25 @@ def as_blocks(x: Tensor) -> Tensor:
     if missing:
         x = functional.pad(x, (0, missing))
     return x.reshape(*x.shape[:-1], block_count(head_dim), BLOCK)
+
+
+def _by_square(per_row: Tensor) -> Tensor:
+    """`[rows, blocks]` as `[rows / 16, 16, blocks]`."""
+    return per_row.view(-1, BLOCK, per_row.shape[1])
+
+
+def _to_rows(per_square: Tensor) -> Tensor:
+    """`[rows / 16, blocks]` as `[rows, blocks]`, a square's value in each of its rows."""
+    return per_square.repeat_interleave(BLOCK, 0)
+
+
+def _sum_of_tile_rows(per_row: Tensor) -> Tensor:
+    """Sum over each square's rows, halves first as Transformer Engine's reference does; `[rows, blocks]`."""
+    total = _by_square(per_row)
+    while total.shape[1] > 1:
+        half = total.shape[1] // 2
+        total = total[:, :half] + total[:, half:]
+    return _to_rows(total[:, 0])
 
 
 def _with_block_scale(blocks: Tensor, wanted: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:

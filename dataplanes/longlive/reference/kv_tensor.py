@@ -1,0 +1,125 @@
+"""One chunk's keys or values of one layer, in the precision of the cache.
+
+NVFP4 is Transformer Engine's form with the peak of the whole tensor: half a byte a value, a byte a block of 16 and four
+bytes a tensor. FP8 is e4m3 with one scale a tensor. Keys may lose their mean over tokens first, which is kept and put
+back: the quantiser then spends its levels on what differs, and attention sees no change but less error.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dataplanes.numerics.fp8 import LARGEST as FP8_LARGEST
+from dataplanes.numerics.nvfp4 import BLOCK, BlockRule, dequantise_by_peak, quantise_by_peak
+
+AgreeOnPeak = Callable[[Tensor], Tensor]
+"""The largest of a number over all ranks that hold heads of one tensor."""
+
+_SMALLEST_PEAK = 2.0**-100
+_PEAK_BYTES = 4
+
+
+class KvFormat(enum.Enum):
+    """Precision of the KV cache."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+    NVFP4 = "nvfp4"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvRule:
+    """How keys and values are stored.
+
+    Args:
+        format: precision.
+        block_rule: where an NVFP4 block's peak lands.
+        smooth: whether keys lose their token mean first.
+        plain_dtype: what BF16 really is: a test of exactness stores float64.
+    """
+
+    format: KvFormat = KvFormat.BF16
+    block_rule: BlockRule = BlockRule.PLAIN
+    smooth: bool = False
+    plain_dtype: torch.dtype = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class KvTensor:
+    """A stored tensor `[tokens, heads, head_dim]`.
+
+    Args:
+        format: which of the others are there.
+        data: values, bytes of e4m3, or two codes to a byte, the first in the low half.
+        block_scale: e4m3 as uint8, `[tokens * heads, head_dim / 16]`.
+        peak: float32 `[1]`, the largest magnitude.
+        mean: what was subtracted, `[1, heads, head_dim]`.
+    """
+
+    format: KvFormat
+    data: Tensor
+    block_scale: Tensor | None = None
+    peak: Tensor | None = None
+    mean: Tensor | None = None
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in memory."""
+        held = (self.data, self.block_scale, self.peak, self.mean)
+        return sum(tensor.numel() * tensor.element_size() for tensor in held if tensor is not None)
+
+    def decode(self, dtype: torch.dtype) -> Tensor:
+        """`[tokens, heads, head_dim]` in `dtype`."""
+        if self.format is KvFormat.BF16:
+            return self.data.to(dtype)
+        assert self.peak is not None
+        if self.format is KvFormat.FP8:
+            values = self.data.view(torch.float8_e4m3fn).float() * (self.peak / FP8_LARGEST)
+        else:
+            assert self.block_scale is not None
+            codes = torch.stack([self.data & 15, self.data >> 4], dim=-1).flatten(-2)
+            rows = dequantise_by_peak(codes.flatten(0, 1), self.block_scale, self.peak)
+            values = rows.view(codes.shape)
+        return (values if self.mean is None else values + self.mean.float()).to(dtype)
+
+
+def encode(x: Tensor, rule: KvRule, *, is_key: bool, agree: AgreeOnPeak) -> KvTensor:
+    """Store keys or values.
+
+    Args:
+        x: `[tokens, heads, head_dim]`, finite; head_dim is a multiple of 16.
+        rule: how.
+        is_key: whether smoothing is meant for it.
+        agree: called once with this rank's peak where a peak is needed.
+    """
+    if rule.format is KvFormat.BF16:
+        return KvTensor(rule.format, x.to(rule.plain_dtype).clone())
+    values, mean = x.float(), None
+    if rule.smooth and is_key:
+        mean = values.mean(0, keepdim=True).bfloat16()
+        values = values - mean.float()
+    peak = agree(values.abs().amax().view(1)).clamp_min(_SMALLEST_PEAK)
+    if rule.format is KvFormat.FP8:
+        scaled = (values / (peak / FP8_LARGEST)).clamp(-FP8_LARGEST, FP8_LARGEST)
+        return KvTensor(rule.format, scaled.to(torch.float8_e4m3fn).view(torch.uint8), None, peak, mean)
+    codes, block_scale = quantise_by_peak(values.flatten(0, 1), peak, rule.block_rule)
+    pairs = codes.view(*x.shape[:-1], -1, 2)
+    return KvTensor(rule.format, pairs[..., 0] | (pairs[..., 1] << 4), block_scale, peak, mean)
+
+
+def stored_bytes(tokens: int, dim: int, rule: KvRule, *, is_key: bool) -> int:
+    """What `encode` of `[tokens, heads, head_dim]` takes, `dim` being heads * head_dim."""
+    values = tokens * dim
+    mean = 2 * dim if rule.smooth and is_key else 0
+    match rule.format:
+        case KvFormat.BF16:
+            return 2 * values
+        case KvFormat.FP8:
+            return values + _PEAK_BYTES + mean
+        case KvFormat.NVFP4:
+            return values // 2 + values // BLOCK + _PEAK_BYTES + mean
