@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from controld.candidates.statistics import Z_95
 from controld.controller.break_even import BreakEven
+from controld.controller.choice import LOSS_SLACK_NATS, NEAR, Mask, choose
 from controld.controller.energy import transfer_joules
 from controld.controller.exploration import explore_units, log_variance
 from controld.controller.fairness import Rival, fair_arms, largest_slowdown, relative_weights, rival_of
@@ -24,18 +25,8 @@ from controld.controller.knobs.base import STAGES, Array, Corrections, Knob, Pre
 from controld.controller.never_worse import RAW_ROW, not_slower_at_corners, ranked
 from controld.controller.overload import SUPPLY, quality_caps, within_caps
 
-NEAR = 1.03
-"""Arms within this factor of the best are as good; quality decides, then what is in use."""
-
-SETTLED = 1.015
-"""While the arm in use is near the best, another one must be this near to replace it: no flapping at the rim."""
-
 _SWEEPS = 5
 _MOST_RIVALS = 16
-_LOSS_SLACK_NATS = 1e-4
-_FORBIDDEN = 1e300
-
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,13 +279,14 @@ def evaluate(
     wire_shares = models.wire_share * factors[:, STAGES.index(Stage.BYTES)]
     joules = transfer_joules(prediction, wire_shares, points.size).total_j
 
-    allowed = np.broadcast_to(usable[:, None, None, None], rank.shape).copy()
     pinned = goal.only_arm is not None
     wants_speed = goal.objective is Objective.LATENCY
-    if wants_speed and not pinned:
-        allowed &= never_worse
     stable = prediction.rho < 1.0
-    allowed = _passing(allowed, *(() if cap is None else (cap,)), stable, *(() if goal.slo_s is None else (meets,)))
+    strictly = np.broadcast_to(usable[:, None, None, None], rank.shape)
+    if wants_speed and not pinned:
+        strictly = strictly & never_worse
+    wishes = (cap, stable, None if goal.slo_s is None else meets)
+    allowed = _passing(strictly, *(wish for wish in wishes if wish is not None))
     everywhere: Mask = np.broadcast_to(np.True_, rank.shape)
     fair, largest = everywhere, np.broadcast_to(1.0, rank.shape)
     if tenants is not None and not pinned:
@@ -308,27 +300,22 @@ def evaluate(
         switching = knob.switch_cost_s * _would_switch(rank.shape, incumbent)
         time, violation = rank + switching, tail + switching
         cost = time if wants_speed else cost
-    # Nobody meets the SLO: the least violation, whatever the objective.
-    if cost is not violation:
-        served = (allowed & meets & stable).any(axis=0)
-        if not served.all():
-            cost = np.where(served, cost, violation)
-    winner, near = _choose(cost, allowed, losses, time, incumbent)
+    cost = _or_violation(cost, violation, allowed & meets & stable)
+    winner, near = choose(cost, allowed, losses, time, incumbent)
     border = None
     if pinned:
         wanted = np.flatnonzero(usable[1:]) + 1
         winner = np.full_like(winner, wanted[0] if len(wanted) else RAW_ROW)
     elif wants_speed and tenants is None and not knob.switch_cost_s:
         border = BreakEven.of(knob, models, factors, points, margin=NEAR)
-    raw_below_s = raw_below_s_per_byte = np.zeros(winner.shape)
-    if border is not None:
-        open_to = usable[:, None, None, None] & (meets | ~meets[RAW_ROW]) & (everywhere if cap is None else cap)
 
-        def best_end() -> Array:
-            """Seconds at the corner at which codecs do best."""
-            return ranked(knob.predict(models, factors, points.corners[-1], share=share, other_work=other_work))
+    def best_end() -> Array:
+        """Seconds at the corner at which codecs do best."""
+        return ranked(knob.predict(models, factors, points.corners[-1], share=share, other_work=other_work))
 
-        winner, raw_below_s, raw_below_s_per_byte = _split(border, points, winner, best_end, open_to, losses, incumbent)
+    within_cap = everywhere if cap is None else cap
+    open_to = usable[:, None, None, None] & within_cap & (meets | ~meets[RAW_ROW])
+    winner, raw_below_s, raw_below_s_per_byte = _divided(border, points, winner, best_end, open_to, losses, incumbent)
     return Evaluation(
         prediction=prediction,
         rank_s=rank,
@@ -340,7 +327,7 @@ def evaluate(
         stable=stable,
         never_worse=never_worse,
         meets_slo=meets,
-        within_cap=everywhere if cap is None else cap,
+        within_cap=within_cap,
         fair=fair,
         largest_slowdown=largest,
         near=near,
@@ -352,16 +339,23 @@ def evaluate(
     )
 
 
-def _passing(allowed: Mask, *wishes: Mask) -> Mask:
-    """Arms of those allowed that meet the wishes; one that none of them can meet in a cell is given up there."""
+def _passing(strictly: Mask, *wishes: Mask) -> Mask:
+    """Arms that pass all gates; a wish that none of those left can meet in a cell is given up there."""
+    allowed = strictly
     for wish in wishes:
         passing = allowed & wish
         allowed = passing | (allowed & ~passing.any(axis=0))
     return allowed
 
 
-def _split(
-    border: BreakEven,
+def _or_violation(cost: Array, violation: Array, serves: Mask) -> Array:
+    """The cost; where no arm serves, the least violation counts, whatever the objective."""
+    served = serves.any(axis=0)
+    return cost if cost is violation or served.all() else np.where(served, cost, violation)
+
+
+def _divided(
+    border: BreakEven | None,
     points: Points,
     winner: NDArray[np.intp],
     best_end: Callable[[], Array],
@@ -372,17 +366,21 @@ def _split(
     """Where raw has won a cell in a part of which another arm pays: that arm, and below which line raw stays.
 
     Args:
+        border: None: no cell is divided.
         best_end: every arm's seconds at the end of the cell at which codecs do best, shape [arms, S, B, L]; asked for
-            only where some cell is split.
+            only where some cell is divided.
     """
+    nowhere = np.zeros(winner.shape)
+    if border is None:
+        return winner, nowhere, nowhere
     paying = border.pays_somewhere(points)[:, :, :, None] & open_to
     paying[RAW_ROW] = False
     split = (winner == RAW_ROW) & paying.any(axis=0)
     if not split.any():
-        return winner, np.zeros(winner.shape), np.zeros(winner.shape)
+        return winner, nowhere, nowhere
     paying[RAW_ROW] = ~split
     seconds = best_end()
-    best, _ = _choose(seconds, paying, losses, seconds, incumbent)
+    best, _ = choose(seconds, paying, losses, seconds, incumbent)
     winner = np.where(split, best, winner)
     below_s, below_s_per_byte = border.lines(winner, points)
     return winner, np.where(split, below_s, 0.0), np.where(split, below_s_per_byte, 0.0)
@@ -451,53 +449,7 @@ def _with_exploration(
 
 def _cost(objective: Objective, rank: Array, losses: Array, wire_shares: Array, joules: Array) -> Array:
     if objective is Objective.QUALITY:
-        return np.broadcast_to(losses + _LOSS_SLACK_NATS, rank.shape)
+        return np.broadcast_to(losses + LOSS_SLACK_NATS, rank.shape)
     if objective is Objective.BYTES:
         return np.broadcast_to(wire_shares[:, None, None, None], rank.shape)
     return np.broadcast_to(joules, rank.shape) if objective is Objective.ENERGY else rank
-
-
-def _choose(
-    cost: Array, allowed: Mask, losses: Array, rank: Array, incumbent: NDArray[np.intp]
-) -> tuple[NDArray[np.intp], Mask]:
-    """Winner [S, B, L], and who was near it: least cost; within 3 % better quality, then the arm in use, then time."""
-    costs = _only(cost, allowed)
-    best = costs.min(axis=0)
-    near = costs <= NEAR * best
-    in_use = _settle(near, costs <= SETTLED * best, incumbent)
-    near_losses = _only(losses, near)
-    equal = near & (near_losses <= near_losses.min(axis=0) * 1.1 + _LOSS_SLACK_NATS)
-    ranks = _only(rank, equal)
-    winner = _first_least(ranks)
-    if in_use is not None:
-        # The arm in use stays while its time is near the least of them; there is one at most.
-        kept = equal & in_use & (ranks <= NEAR * ranks.min(axis=0))
-        winner = np.where(kept.any(axis=0), incumbent, winner)
-    return winner, near
-
-
-def _only(values: Array, mask: Mask) -> Array:
-    """`np.where(mask, values, np.inf)` with another number for infinity, and several times as fast."""
-    found = np.multiply(~mask, _FORBIDDEN)
-    found += values
-    return found
-
-
-def _settle(near: Mask, nearer: Mask, incumbent: NDArray[np.intp]) -> Mask | None:
-    """Narrow `near` where the arm in use is among them; which arm is in use where, None where none is."""
-    if not (incumbent >= 0).any():
-        return None
-    in_use = np.arange(near.shape[0])[:, None, None, None] == incumbent[None]
-    settled = (near & in_use).any(axis=0)
-    near &= nearer | in_use | ~settled
-    return np.asarray(in_use)
-
-
-def _first_least(values: Array) -> NDArray[np.intp]:
-    """`np.argmin` along the first axis, several times as fast as it where that axis is short."""
-    least = values.min(axis=0)
-    rows = np.zeros(values.shape[1:], dtype=np.intp)
-    for row in range(len(values) - 1, 0, -1):
-        rows[values[row] == least] = row
-    rows[values[0] == least] = 0
-    return rows

@@ -12,7 +12,8 @@ import numpy as np
 from controld.contract.decision import DEFAULT_CLASS
 from controld.contract.effect import Effect
 from controld.contract.errors import ControldError
-from controld.controller.evaluate import NEAR, Evaluation, evaluate_classes
+from controld.controller.choice import NEAR
+from controld.controller.evaluate import Evaluation, evaluate_classes
 from controld.controller.finite import finite
 from controld.controller.goals import Candidate, ClassInput, Objective
 from controld.controller.knobs.base import STAGES, Context, Stage

@@ -225,8 +225,10 @@ def content_hash(policies: Iterable[Policy]) -> str:
     for policy in policies:
         data = asdict(policy)
         del data["source_file"]
+        # What a policy does not say is left out: its hash outlives the release that made it.
+        if data["guard"]["probe_every_s"] is None:
+            _forget(data["guard"], "probe_every_s")
         if policy.kind is not PlaneKind.LONGLIVE:
-            # They say nothing there, and a policy's hash outlives the release that made it.
             _forget(data["guard"], "drift", "motion")
             for service_class in data["classes"]:
                 _forget(service_class, "video", "max_quality_loss")
