@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from controld.contract.decision import Mixture
 from controld.contract.errors import FieldError
-from controld.controller.evaluate import EXPLORE_UNITS, Evaluation, evaluate_classes
+from controld.controller.evaluate import Evaluation, evaluate_classes
+from controld.controller.exploration import EXPLORE_UNITS
 from controld.controller.goals import Candidate, ClassInput, TableRequest
 from controld.controller.grid import Grid
 from controld.controller.knobs.base import Array, Knob

@@ -13,9 +13,10 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from controld.candidates.statistics import Z_95, normal_cdf
+from controld.candidates.statistics import Z_95
 from controld.controller.break_even import BreakEven
 from controld.controller.energy import transfer_joules
+from controld.controller.exploration import explore_units, log_variance
 from controld.controller.fairness import Rival, fair_arms, largest_slowdown, relative_weights, rival_of
 from controld.controller.goals import ClassGoal, ClassInput, Objective
 from controld.controller.grid import Points
@@ -28,14 +29,6 @@ NEAR = 1.03
 
 SETTLED = 1.015
 """While the arm in use is near the best, another one must be this near to replace it: no flapping at the rim."""
-
-HOPELESS = 1.10
-"""An arm whose lower bound is this factor above raw is not explored."""
-
-EXPLORE_UNITS = 64
-_LEAST_CHANCE = 0.01
-_LEAST_Z = -2.4
-"""Below it the chance is surely less."""
 
 _SWEEPS = 5
 _MOST_RIVALS = 16
@@ -286,7 +279,6 @@ def evaluate(
     rank = ranked(prediction)
     never_worse = rank <= rank[RAW_ROW]
     never_worse &= not_slower_at_corners(knob, models, factors, points, share=share, other_work=other_work)
-
     available, quality_ok = _available(item), _quality_ok(item)
     usable = available & quality_ok
     losses = np.array([candidate.loss_mean_nats for candidate in item.candidates])[:, None, None, None]
@@ -295,16 +287,12 @@ def evaluate(
     wire_shares = models.wire_share * factors[:, STAGES.index(Stage.BYTES)]
     joules = transfer_joules(prediction, wire_shares, points.size).total_j
 
-    allowed = np.broadcast_to(usable[:, None, None, None], rank.shape).copy()
     pinned = goal.only_arm is not None
     wants_speed = goal.objective is Objective.LATENCY
-    if wants_speed and not pinned:
-        allowed &= never_worse
-    stable = prediction.rho < 1.0
-    for gate in (*(() if cap is None else (cap,)), stable, *(() if goal.slo_s is None else (meets,))):
-        passing = allowed & gate
-        allowed = passing | (allowed & ~passing.any(axis=0))
     everywhere: Mask = np.broadcast_to(np.True_, rank.shape)
+    stable, within_cap = prediction.rho < 1.0, everywhere if cap is None else cap
+    strictly = usable[:, None, None, None] & (never_worse if wants_speed and not pinned else everywhere)
+    allowed = _passing(strictly, within_cap, stable, meets)
     fair, largest = everywhere, np.broadcast_to(1.0, rank.shape)
     if tenants is not None and not pinned:
         largest = largest_slowdown(prediction, usable, tenants.weight, tenants.rivals, wants_speed=wants_speed)
@@ -320,27 +308,20 @@ def evaluate(
     # Nobody meets the SLO: the least violation, whatever the objective.
     if cost is not violation:
         served = (allowed & meets & stable).any(axis=0)
-        if not served.all():
-            cost = np.where(served, cost, violation)
+        cost = cost if served.all() else np.where(served, cost, violation)
     winner, near = _choose(cost, allowed, losses, time, incumbent)
-    raw_below_s, raw_below_s_per_byte = np.zeros(winner.shape), np.zeros(winner.shape)
+    border = None
     if pinned:
         wanted = np.flatnonzero(usable[1:]) + 1
         winner = np.full_like(winner, wanted[0] if len(wanted) else RAW_ROW)
-    elif wants_speed and tenants is None and not knob.switch_cost_s:
-        open_to = usable[:, None, None, None] & (meets | ~meets[RAW_ROW])
-        if cap is not None:
-            open_to &= cap
+    elif wants_speed and tenants is None and knob.switch_cost_s == 0:
         border = BreakEven.of(knob, models, factors, points, margin=NEAR)
-        if border is not None:
+    open_to = usable[:, None, None, None] & within_cap & (meets | ~meets[RAW_ROW])
 
-            def best_end() -> Array:
-                """Seconds at the corner at which codecs do best."""
-                return ranked(knob.predict(models, factors, points.corners[-1], share=share, other_work=other_work))
+    def best_end() -> Array:
+        return ranked(knob.predict(models, factors, points.corners[-1], share=share, other_work=other_work))
 
-            winner, raw_below_s, raw_below_s_per_byte = _split(
-                border, points, winner, best_end, open_to, losses, incumbent
-            )
+    winner, raw_below_s, raw_below_s_per_byte = _divided(border, points, winner, best_end, open_to, losses, incumbent)
     return Evaluation(
         prediction=prediction,
         rank_s=rank,
@@ -352,7 +333,7 @@ def evaluate(
         stable=stable,
         never_worse=never_worse,
         meets_slo=meets,
-        within_cap=everywhere if cap is None else cap,
+        within_cap=within_cap,
         fair=fair,
         largest_slowdown=largest,
         near=near,
@@ -364,8 +345,16 @@ def evaluate(
     )
 
 
-def _split(
-    border: BreakEven,
+def _passing(strictly: Mask, *wishes: Mask) -> Mask:
+    """Arms that pass all gates; a wish that none of those left can meet in a cell is given up there."""
+    for wish in wishes:
+        passing = strictly & wish
+        strictly = passing | (strictly & ~passing.any(axis=0))
+    return strictly
+
+
+def _divided(
+    border: BreakEven | None,
     points: Points,
     winner: NDArray[np.intp],
     best_end: Callable[[], Array],
@@ -376,14 +365,18 @@ def _split(
     """Where raw has won a cell in a part of which another arm pays: that arm, and below which line raw stays.
 
     Args:
+        border: None: no cell is divided.
         best_end: every arm's seconds at the end of the cell at which codecs do best, shape [arms, S, B, L]; asked for
-            only where some cell is split.
+            only where some cell is divided.
     """
+    nowhere = np.zeros(winner.shape)
+    if border is None:
+        return winner, nowhere, nowhere
     paying = border.pays_somewhere(points)[:, :, :, None] & open_to
     paying[RAW_ROW] = False
     split = (winner == RAW_ROW) & paying.any(axis=0)
     if not split.any():
-        return winner, np.zeros(winner.shape), np.zeros(winner.shape)
+        return winner, nowhere, nowhere
     paying[RAW_ROW] = ~split
     seconds = best_end()
     best, _ = _choose(seconds, paying, losses, seconds, incumbent)
@@ -396,7 +389,7 @@ def _tail(goal: ClassGoal, prediction: Prediction, corrections: Corrections, ran
     """Seconds at the percentile for which the SLO holds; the mean where there is none."""
     if goal.slo_s is None or goal.slo_percentile == 50.0:
         return rank
-    spread = np.sqrt(_log_variance(prediction, corrections.variance + corrections.noise_variance))
+    spread = np.sqrt(log_variance(prediction, corrections.variance + corrections.noise_variance))
     return np.asarray(rank * np.exp(NormalDist().inv_cdf(goal.slo_percentile / 100) * spread))
 
 
@@ -446,10 +439,10 @@ def _with_exploration(
         return evaluation
     factors = item.corrections.lower_factors(Z_95)
     lower = ranked(knob.predict(item.models, factors, points.middle, share=share, other_work=other_work))
-    variance = _log_variance(evaluation.prediction, item.corrections.variance)
+    variance = log_variance(evaluation.prediction, item.corrections.variance)
     passing = (evaluation.available & evaluation.quality_ok)[:, None, None, None]
     stable = evaluation.stable | ~evaluation.stable.any(axis=0)
-    units = _explore(evaluation.rank_s, lower, variance, evaluation.winner, passing & stable)
+    units = explore_units(evaluation.rank_s, lower, variance, evaluation.winner, passing & stable)
     return replace(evaluation, lower_s=lower, explore_units=units)
 
 
@@ -505,46 +498,3 @@ def _first_least(values: Array) -> NDArray[np.intp]:
         rows[values[row] == least] = row
     rows[values[0] == least] = 0
     return rows
-
-
-def _log_variance(prediction: Prediction, variances: Array) -> Array:
-    """Variance of the log of the service time, to first order: each stage weighs by its part of the time."""
-    encode, wire, decode = prediction.encode_s, prediction.wire_s, prediction.decode_s
-    total = encode + wire + decode
-    by_stage = {stage: variances[:, index][:, None, None, None] for index, stage in enumerate(STAGES)}
-    return np.asarray(
-        (
-            encode**2 * by_stage[Stage.ENCODE]
-            + wire**2 * (by_stage[Stage.BYTES] + by_stage[Stage.WIRE])
-            + decode**2 * by_stage[Stage.DECODE]
-        )
-        / np.maximum(total, 1e-12) ** 2
-    )
-
-
-def _explore(rank: Array, lower: Array, variance: Array, winner: NDArray[np.intp], open_to: Mask) -> NDArray[np.uint8]:
-    """Parts of the exploration share, by each arm's chance to be faster than the winner.
-
-    A transfer's draw from these weights is a Thompson draw by probability matching; computing the chances instead of
-    sampling them keeps tables equal while evidence is equal. As long as any arm has a chance the whole share is spent,
-    or a settled table would never notice that an arm became better. Parts are powers of two, so that small news do not
-    make a new table.
-    """
-    best = np.take_along_axis(rank, winner[None], axis=0)
-    best_variance = np.take_along_axis(np.broadcast_to(variance, rank.shape), winner[None], axis=0)
-    # Most arms are out of the question in most cells: the costly functions are taken of the others only.
-    widest = np.sqrt(variance.max(axis=(1, 2, 3)) + best_variance.max())[:, None, None, None]
-    open_to = open_to & (lower <= HOPELESS * rank[RAW_ROW]) & (rank < np.exp(-_LEAST_Z * widest + 1e-6) * best)
-    arm, cell = np.nonzero(open_to.reshape(len(rank), -1))
-    other = arm != winner.reshape(-1)[cell]
-    at, cell = (arm * winner.size + cell)[other], cell[other]
-    best, best_variance = best.reshape(-1), best_variance.reshape(-1)
-    spread = np.sqrt(np.maximum(variance.reshape(-1)[at // rank.shape[-1]] + best_variance[cell], 1e-12))
-    z = np.log(best[cell] / rank.reshape(-1)[at]) / spread
-    likely = z >= _LEAST_Z
-    at, cell, chance = at[likely], cell[likely], normal_cdf(z[likely])
-    chance[chance < _LEAST_CHANCE] = 0.0
-    parts = EXPLORE_UNITS * chance / np.maximum(np.bincount(cell, chance, winner.size), _LEAST_CHANCE)[cell]
-    units = np.zeros(rank.shape, dtype=np.uint8)
-    units.reshape(-1)[at] = np.where(parts >= 1.0, np.exp2(np.floor(np.log2(np.maximum(parts, 1.0)))), 0.0)
-    return units

@@ -16,8 +16,9 @@ from controld.candidates.profile import Profile, StageTime
 from controld.contract.decision import RAW
 from controld.contract.effect import Effect, Half, Path, Verdict
 from controld.controller.decide import decide
-from controld.controller.evaluate import HOPELESS, Evaluation, evaluate_classes
+from controld.controller.evaluate import Evaluation, evaluate_classes
 from controld.controller.explain import find_cell
+from controld.controller.exploration import HOPELESS
 from controld.controller.goals import ClassGoal, ClassInput, Objective
 from controld.controller.grid import Grid
 from controld.controller.knobs.kv_transfer import KvTransfer

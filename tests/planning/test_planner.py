@@ -275,7 +275,7 @@ async def test_a_profile_that_cannot_be_read_is_left_out(house: House) -> None:
 
 
 async def test_a_surprise_is_planned_for_at_once_and_other_news_wait(house: House) -> None:
-    """With an interval of an hour, only what contradicts the plan in force can make another one while this test runs."""
+    """With an interval of an hour, only what contradicts the plan in force makes another one while this runs."""
     planner = Planner(lambda: house.policies, house.store, house.fleet, Metrics(), SystemClock(), interval_s=3600.0)
     planner.learning.for_selector(SELECTOR).place = PLACE
     await house.keep(profile())
