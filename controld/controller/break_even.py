@@ -53,7 +53,7 @@ class BreakEven:
         if border is None:
             return None
         border = border.reshape(len(models), *sizes.shape)
-        pays = np.isfinite(border).all(axis=2)
+        pays = np.asarray(np.isfinite(border).all(axis=2))
         border = np.where(pays[:, :, None], border, 0.0)
         along = (sizes - sizes[:, :1]) / (sizes[:, -1:] - sizes[:, :1])
         line = border[:, :, :1] + along * (border[:, :, -1:] - border[:, :, :1])
