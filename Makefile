@@ -2,8 +2,13 @@
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
+# Two test workers and every daemon that they start compile the same sources unless they may keep them, and fight for
+# the processors where each of them also computes in threads.
+unexport PYTHONDONTWRITEBYTECODE
+check: export OMP_NUM_THREADS = 1
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo evidence test check fmt clean
+.PHONY: help setup demo demo-video evidence test check fmt clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -14,6 +19,9 @@ setup: ## install everything into .venv and convert the model (minutes from noth
 demo: setup ## the short show on a real SGLang pair (under 10 minutes)
 	$(PY) -m controld.cli.main demo $(ARGS)
 
+demo-video: setup ## a video engine under a changing load, on the CPU (about three minutes)
+	$(PY) -m controld.cli.main demo-video $(ARGS)
+
 evidence: setup ## decide every claim on serving (up to an hour); writes build/evidence
 	$(PY) -m controld.cli.main demo --evidence $(ARGS)
 
@@ -22,7 +30,7 @@ check: setup ## format, lint, types, import rules and the fast tests (no generat
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	$(PYTEST) -q -n 2 -m "not slow and not pair and not root and not hypothesis"
+	$(PYTEST) -q -n 2 --dist worksteal -m "not slow and not pair and not root and not hypothesis"
 
 test: setup ## every test, the real pair included
 	.venv/bin/ruff check .

@@ -13,6 +13,7 @@ from controld.config import Config
 from controld.contract.clock import Clock, SystemClock
 from controld.contract.telemetry import Telemetry
 from controld.contract.trial import TrialOutcome
+from controld.contract.video import Applied, ChunkReport
 from controld.daemon import Daemon
 from controld.fleet.server import FleetServer, FleetSettings
 from controld.fleet.session import AgentSession
@@ -20,6 +21,8 @@ from controld.obs.collector import AgentLabel, PartsCollector, TenantCollector, 
 from controld.obs.metrics import Metrics
 from controld.planning.artefacts import ArtefactFolder
 from controld.planning.planner import Planner
+from controld.planning.probing import PROBE_STUDY, Prober
+from controld.planning.video_planner import VideoPlanner
 from controld.policy.last_good import LastGoodFile
 from controld.policy.model import PolicySet
 from controld.policy.source import PolicySource
@@ -31,7 +34,7 @@ from controld.systemd import Notifier
 
 _log = logging.getLogger(__name__)
 
-_PARTS = 5
+_PARTS = 6
 
 
 class Core:
@@ -50,7 +53,7 @@ class Core:
         self._metrics = metrics
         self._clock = clock
         self.daemon: Daemon | None = None
-        self._stack: list[SqliteStore | FleetServer | Planner | StudyService | AdminServer] = []
+        self._stack: list[SqliteStore | FleetServer | Planner | VideoPlanner | StudyService | Prober | AdminServer] = []
 
     async def start(self) -> None:
         """Open the store, learn where the last process stopped, then let agents and people in.
@@ -72,6 +75,8 @@ class Core:
             on_telemetry=self._on_telemetry,
             on_trial_result=self._on_trial_result,
             on_session=self._on_session,
+            on_applied=self._on_applied,
+            on_chunks=self._on_chunks,
         )
         self.planner = Planner(
             lambda: self._policies.current,
@@ -82,11 +87,20 @@ class Core:
             interval_s=config.plan_interval_s,
             artefacts=ArtefactFolder(config.artefacts_dir),
         )
+        self.video = VideoPlanner(
+            lambda: self._policies.current, store, fleet, metrics, clock, interval_s=config.plan_interval_s
+        )
         self.fleet = fleet
-        metrics.registry.register(PartsCollector(self._agent_labels, fleet.tally.labelled, self._reload_counts))
+        metrics.registry.register(
+            PartsCollector(
+                self._agent_labels, fleet.tally.labelled, self._reload_counts, lambda: self.planner.guard_looks()
+            )
+        )
         metrics.registry.register(TenantCollector(self._tenant_samples, self._jain_indices))
-        self.studies = StudyService(store, fleet, clock, on_profiles=self.planner.profiles_changed)
+        self.studies = StudyService(store, fleet, clock, on_profiles=self._profiles_changed)
+        self.prober = Prober(lambda: self._policies.current, self.planner, self.studies, fleet, metrics, clock)
         await self.planner.restore()
+        await self.video.restore()
         self._policies.subscribe(self._on_policies)
         self._on_policies(self._policies.current)
         await fleet.start([str(address) for address in config.fleet.listen])
@@ -95,9 +109,15 @@ class Core:
         self._stack.append(self.studies)
         await self.planner.start()
         self._stack.append(self.planner)
+        await self.video.start()
+        self._stack.append(self.video)
+        await self.prober.start()
+        self._stack.append(self.prober)
         daemon = self.daemon
         assert daemon is not None  # set by build_daemon
-        backend = DaemonBackend(lambda: daemon, self._policies, store, fleet, self.planner, self.studies, clock)
+        backend = DaemonBackend(
+            lambda: daemon, self._policies, store, fleet, self.planner, self.studies, clock, video=self.video
+        )
         addresses = [AdminAddress(socket=config.admin.socket)]
         if config.admin.listen is not None:
             addresses.append(AdminAddress(host=config.admin.listen.host, port=config.admin.listen.port))
@@ -124,6 +144,7 @@ class Core:
     def _on_policies(self, policies: PolicySet) -> None:
         self._metrics.policy_generation.set(policies.generation)
         self.planner.wake()
+        self.video.wake()
         details = {"generation": policies.generation, "policies": [policy.name for policy in policies.policies]}
         self.fleet.in_background(self._note(AuditEvent.POLICY_APPLIED, **details))
 
@@ -170,12 +191,25 @@ class Core:
 
     async def _on_telemetry(self, session: AgentSession, telemetry: Telemetry) -> None:
         await self.planner.on_telemetry(session, telemetry)
+        await self.video.on_telemetry(session, telemetry)
+
+    async def _on_applied(self, session: AgentSession, answer: Applied) -> None:
+        await self.video.on_applied(session, answer)
+
+    async def _on_chunks(self, session: AgentSession, reports: tuple[ChunkReport, ...]) -> None:
+        await self.video.on_chunks(session, reports)
+
+    def _profiles_changed(self) -> None:
+        self.planner.profiles_changed()
+        self.video.profiles_changed()
 
     async def _on_trial_result(self, session: AgentSession, outcome: TrialOutcome) -> None:
-        await self.studies.on_trial_result(session, outcome)
+        part = self.prober if outcome.study_id == PROBE_STUDY else self.studies
+        await part.on_trial_result(session, outcome)
 
     async def _on_session(self, session: AgentSession) -> None:
         await self.planner.on_session(session)
+        await self.video.on_session(session)
         await self.studies.on_session(session)
 
 

@@ -13,6 +13,7 @@ from controld.candidates.exchange import export_document, read_document
 from controld.candidates.kvserve_library import LibraryTarget, library_model, map_library
 from controld.candidates.profile import Profile
 from controld.candidates.stored import StoredProfileReader, StoredProfiles
+from controld.candidates.video_exchange import is_video_export, read_video_profiles, video_records
 from controld.contract.clock import Clock
 from controld.contract.errors import FieldError
 from controld.contract.space import StrategySpace
@@ -75,18 +76,26 @@ class CandidateExchange:
             UnavailableError: no plane of the library's model is connected.
         """
         unmapped: list[Json] = []
+        latest_unix_s = self._clock.unix_s() + CLOCK_SLACK_S
+        if wanted.format is ImportFormat.CONTROLD and await asyncio.to_thread(is_video_export, text):
+            videos = await asyncio.to_thread(read_video_profiles, text, latest_unix_s=latest_unix_s)
+            return await self._done(
+                wanted, len(videos), await self._store.profiles.add_newer(video_records(videos)), []
+            )
         if wanted.format is ImportFormat.KVSERVE:
             target = await self._target(text, wanted)
             mapped = await asyncio.to_thread(map_library, text, target)
             profiles: Sequence[Profile] = mapped.profiles
             unmapped = [{"profile_id": one.profile_id, "reason": one.reason} for one in mapped.unmapped]
         else:
-            latest_unix_s = self._clock.unix_s() + CLOCK_SLACK_S
             profiles = await asyncio.to_thread(read_document, text, latest_unix_s=latest_unix_s)
-        stored = await self._add([profile_record(profile) for profile in profiles])
+        stored = await self._add(await asyncio.to_thread(_records, profiles))
+        return await self._done(wanted, len(profiles), stored, unmapped)
+
+    async def _done(self, wanted: CandidateImport, given: int, stored: int, unmapped: list[Json]) -> Json:
         if stored:
             self._on_profiles()
-        outcome: Json = {"profiles": len(profiles), "stored": stored, "kept": len(profiles) - stored}
+        outcome: Json = {"profiles": given, "stored": stored, "kept": given - stored}
         await self._audit({"format": wanted.format.value, **outcome})
         return {**outcome, "unmapped": unmapped}
 
@@ -113,6 +122,10 @@ class CandidateExchange:
             await self._store.audit.append(AuditEvent.CANDIDATES_IMPORTED, json.dumps(details, sort_keys=True))
         except StoreError as error:
             _log.error("import not kept in the audit trail: %s", error)
+
+
+def _records(profiles: Sequence[Profile]) -> list[ProfileRecord]:
+    return [profile_record(profile) for profile in profiles]
 
 
 def _identity_for(sessions: Iterable[AgentSession], name: str, fingerprint: str | None) -> AgentIdentity:

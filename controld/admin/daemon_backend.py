@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from controld import __version__
 from controld.admin.backend import CandidateImport, DecisionFilter, HypotheticalContext, Json, PolicyEdit
 from controld.admin.candidate_exchange import CandidateExchange
+from controld.admin.engines import engine_document, engine_summary
 from controld.admin.problem import NotFoundError, UnavailableError
 from controld.admin.spaces import describe_spaces
 from controld.candidates.distill import pareto_front
@@ -29,6 +30,7 @@ from controld.fleet.session import AgentSession
 from controld.planning.planner import Planner
 from controld.planning.policy_diff import edited_set, policy_changes
 from controld.planning.policy_diff_text import changes_text
+from controld.planning.video_planner import VideoPlanner
 from controld.policy.loader import SourceFile, parse_policies
 from controld.policy.source import PolicySource, ReloadOutcome
 from controld.profiling.errors import StudyNotFoundError
@@ -72,7 +74,7 @@ class DaemonBackend:
 
     Args:
         life: gives the daemon, which exists only after this object.
-        policies, store, fleet, planner, studies, clock: the running parts that are asked.
+        policies, store, fleet, planner, studies, clock, video: the running parts that are asked.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class DaemonBackend:
         planner: Planner,
         studies: Studies,
         clock: Clock,
+        *,
+        video: VideoPlanner | None = None,
     ) -> None:
         self._life = life
         self._policies = policies
@@ -92,8 +96,14 @@ class DaemonBackend:
         self._planner = planner
         self._studies = studies
         self._clock = clock
+        self._video = video
         self._started_unix_s = clock.unix_s()
-        self._exchange = CandidateExchange(store, fleet.sessions, planner.profiles_changed, clock)
+        self._exchange = CandidateExchange(store, fleet.sessions, self._profiles_changed, clock)
+
+    def _profiles_changed(self) -> None:
+        self._planner.profiles_changed()
+        if self._video is not None:
+            self._video.profiles_changed()
 
     def ready(self) -> tuple[bool, str]:
         """Serving is ready: components started, policies in force."""
@@ -153,11 +163,38 @@ class DaemonBackend:
                     for s, text in self._planner.alarms.items()
                     if text
                 ),
+                *self._video_alarms(),
                 *self._pin_alarms(),
+                *(
+                    [{"where": "policies", "what": self._policies.last_good_problem}]
+                    if self._policies.last_good_problem
+                    else []
+                ),
                 *({"where": row.where, "what": row.what} for row in unreadable),
                 *([{"where": "store", "what": damage.problem, "set_aside": damage.set_aside}] if damage else []),
             ],
         }
+
+    def _video_alarms(self) -> list[Json]:
+        alarms = self._video.alarms if self._video is not None else {}
+        return [{"where": f"{s.kind}/{s.deployment}", "what": text} for s, text in alarms.items() if text]
+
+    async def engines(self) -> list[Json]:
+        """Every video engine that is connected, or was decided for."""
+        plans = self._video.plans() if self._video is not None else {}
+        sessions = {session.agent_id: session for session in self._fleet.sessions() if session.identity.engine}
+        named = {agent_id: plan for (_, agent_id), plan in plans.items()}
+        return [engine_summary(name, sessions.get(name), named.get(name)) for name in sorted({*sessions, *named})]
+
+    async def explain_engine(self, agent_id: str) -> Json:
+        """Why an engine runs under its setting: every other one, and what stopped it."""
+        plans = self._video.plans() if self._video is not None else {}
+        found = next((plan for (_, name), plan in plans.items() if name == agent_id), None)
+        session = next((s for s in self._fleet.sessions(include_gone=True) if s.agent_id == agent_id), None)
+        if found is None:
+            known = ", ".join(name for _, name in plans) or "none"
+            raise NotFoundError(f"nothing was decided for an engine {agent_id}", hint=f"engines: {known}")
+        return engine_document(agent_id, session, found)
 
     def _pin_alarms(self) -> list[Json]:
         return [
@@ -199,24 +236,7 @@ class DaemonBackend:
         Rows that cannot be read are left out; `candidate_problems` and the alarms of `status` name them.
         """
         profiles = (await self._exchange.stored(workload)).profiles
-        groups: dict[tuple[str, str, str, str], list[Profile]] = {}
-        for profile in profiles:
-            key = (profile.model_fingerprint, profile.workload, profile.sender_hardware, profile.receiver_hardware)
-            groups.setdefault(key, []).append(profile)
-        # What was imported without a loss would beat everything that has one.
-        measured = ([profile for profile in group if profile.loss_samples] for group in groups.values())
-        front = {id(profile) for group in measured for profile in pareto_front(group)}
-        return [
-            {
-                **profile.to_document(),
-                "config_id": profile.arm_id,
-                "lossy_id": profile.configuration.lossy_id,
-                "latency_s_per_byte": profile.latency_objective,
-                "bytes_objective": profile.bytes_objective,
-                "pareto": id(profile) in front,
-            }
-            for profile in profiles
-        ]
+        return await asyncio.to_thread(_marked, profiles)
 
     async def candidate_problems(self, workload: str | None) -> list[Json]:
         """Rows of the store that are no profiles: where, and what is wrong."""
@@ -293,7 +313,7 @@ class DaemonBackend:
     async def _why_raw_alone(self, table: TablePlan, service_class: str) -> str:
         """What a reader should know where raw is the only arm."""
         workload = next(item.goal.workload for item in table.classes if item.goal.name == service_class)
-        stored = len(await self.candidates(workload))
+        stored = len((await self._exchange.stored(workload)).profiles)
         if not stored:
             return f"no profile of workload {workload} is stored (controld profile --workload {workload})"
         return (
@@ -438,6 +458,28 @@ def _agent_summary(session: AgentSession) -> Json:
         "effective_version": session.effective_version,
         "degraded": session.degraded,
     }
+
+
+def _marked(profiles: Sequence[Profile]) -> list[Json]:
+    """Profiles as documents, with their mark on the front."""
+    groups: dict[tuple[str, str, str, str], list[Profile]] = {}
+    for profile in profiles:
+        key = (profile.model_fingerprint, profile.workload, profile.sender_hardware, profile.receiver_hardware)
+        groups.setdefault(key, []).append(profile)
+    # What was imported without a loss would beat everything that has one.
+    measured = ([profile for profile in group if profile.loss_samples] for group in groups.values())
+    front = {id(profile) for group in measured for profile in pareto_front(group)}
+    return [
+        {
+            **profile.to_document(),
+            "config_id": profile.arm_id,
+            "lossy_id": profile.configuration.lossy_id,
+            "latency_s_per_byte": profile.latency_objective,
+            "bytes_objective": profile.bytes_objective,
+            "pareto": id(profile) in front,
+        }
+        for profile in profiles
+    ]
 
 
 def _agent_details(session: AgentSession) -> Json:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from controld.candidates.exchange import profile_identity
 from controld.candidates.profile import Profile
+from controld.candidates.video_profile import is_video_document
 from controld.contract.errors import FieldError
 from controld.store.records import ProfileKey, ProfileRecord
 
@@ -60,6 +61,7 @@ class StoredProfileReader:
             workload: only rows of this one are returned.
         """
         known = self._known
+        records = [record for record in records if not is_video_document(record.document)]
         self._known = {record: known.get(record) or _read(record) for record in records}
         wanted = [one for record, one in self._known.items() if workload in (None, record.key.workload)]
         return StoredProfiles(

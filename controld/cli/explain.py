@@ -1,4 +1,4 @@
-"""`controld explain`: why a transfer was sent as it was, or what would be decided."""
+"""`controld explain`: why a transfer was sent as it was, what would be decided, or why an engine runs as it does."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ examples:
   controld explain                                          the newest transfers, with their ids
   controld explain 5f3a9c.0                                 one of them: every arm, its cost, what stopped it
   controld explain --class chat --bytes 20MB --bandwidth 200Mbit    what would be decided now
+  controld explain --engine video-0                         a video engine: every setting and what stopped it
 
 Times are those the decision was made with; 'observed' is what then happened.
 """
@@ -25,6 +26,7 @@ Times are those the decision was made with; 'observed' is what then happened.
 
 def configure(parser: ArgumentParser) -> None:
     parser.add_argument("transfer", nargs="?", metavar="ID", help="a transfer's id")
+    parser.add_argument("--engine", metavar="ID", help="a video engine's agent id: why it runs under its setting")
     parser.add_argument("--class", dest="service_class", metavar="CLASS", help="service class (default: default)")
     parser.add_argument("--bytes", metavar="SIZE", help="size of the transfer, as 20MB")
     parser.add_argument("--bandwidth", metavar="RATE", help="of the link, as 200Mbit")
@@ -39,9 +41,13 @@ def run(arguments: Namespace) -> int:
     hypothetical = arguments.bytes is not None or arguments.bandwidth is not None
     if arguments.transfer and hypothetical:
         raise FieldError("ID", "is given beside --bytes and --bandwidth", hint="ask one question at a time")
-    if not arguments.transfer and not hypothetical:
+    if arguments.engine and (arguments.transfer or hypothetical):
+        raise FieldError("--engine", "is given beside a transfer", hint="ask one question at a time")
+    if not arguments.transfer and not hypothetical and not arguments.engine:
         return _list(client, arguments)
-    if arguments.transfer:
+    if arguments.engine:
+        answer = client.get(f"/v1/engines/{quote(arguments.engine, safe='')}/explain")
+    elif arguments.transfer:
         answer = client.get(f"/v1/decisions/{quote(arguments.transfer, safe='')}/explain")
     else:
         query = {"class": arguments.service_class, "tier": arguments.tier, "deployment": arguments.deployment}

@@ -157,10 +157,12 @@ def _replay(arguments: Namespace) -> Replay:
 def read_policy(path: Path | None, deployment: str | None) -> Policy:
     """The one policy of a file or folder. Raises: ControldError: none, or several and no deployment said."""
     from controld.policy.loader import load_policies
+    from controld.policy.model import PlaneKind
 
     if path is None:
         raise FieldError("--policy", "is needed", hint="--policy policies/")
-    policies = load_policies(path)
+    # A trace of requests says nothing of video sessions.
+    policies = tuple(policy for policy in load_policies(path) if policy.kind is PlaneKind.SGLANG)
     chosen = [policy for policy in policies if deployment in (None, policy.deployment)]
     if len(chosen) != 1:
         known = ", ".join(sorted(policy.deployment for policy in policies))

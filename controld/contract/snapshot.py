@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from controld.contract.decision import ClassRule, DecisionTable
 from controld.contract.errors import FieldError
+from controld.contract.video import EngineSetting
 
 
 class ResourceKind(StrEnum):
@@ -17,6 +18,7 @@ class ResourceKind(StrEnum):
     DECISION_TABLE = "decision_table"
     CLASS_RULES = "class_rules"
     CALIBRATED_ARTEFACT = "calibrated_artefact"
+    ENGINE_SETTING = "engine_setting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class CalibratedArtefact:
             raise FieldError("calibrated_artefact.sha256", f"{self.sha256!r}, but the content has {actual}")
 
 
-Payload = DecisionTable | ClassRules | CalibratedArtefact
+Payload = DecisionTable | ClassRules | CalibratedArtefact | EngineSetting
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,4 +100,6 @@ class Resource:
             return ResourceKind.DECISION_TABLE
         if isinstance(self.payload, ClassRules):
             return ResourceKind.CLASS_RULES
+        if isinstance(self.payload, EngineSetting):
+            return ResourceKind.ENGINE_SETTING
         return ResourceKind.CALIBRATED_ARTEFACT

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from controld.contract.errors import FieldError
+from controld.contract.video import EngineState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,7 @@ class Telemetry:
         links: one for each tier and link group.
         counters: by bounded names, each ever rising within one instance.
         lease_left_s: seconds until the applied snapshot must not be used any more.
+        engine: a video engine's state; None of any other plane.
     """
 
     attached: bool
@@ -76,6 +78,7 @@ class Telemetry:
     links: tuple[LinkEstimate, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     lease_left_s: float = 0.0
+    engine: EngineState | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.lease_left_s):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 
+from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
 
 
@@ -32,6 +33,71 @@ class Transition(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSetting:
+    """The one setting that an engine should run under, with one line of why."""
+
+    configuration: Configuration
+    reason: str = ""
+
+    @property
+    def setting_id(self) -> str:
+        """Id of the configuration."""
+        return self.configuration.config_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What an engine says of itself once, and controld plans with.
+
+    Args:
+        engine: "reference" or "longlive".
+        transitions: by parameter, how far a change of it reaches.
+        chunk_latents: latent frames of a chunk; windows and sinks are multiples of it.
+        frames_per_chunk: pixel frames of a chunk but the first.
+        sessions: how many may be open at a time.
+        backends: linear back ends with what they are offered for, "speed" or "memory".
+        left_out: `parameter=value` that is not offered, with the reason.
+    """
+
+    engine: str
+    transitions: Mapping[str, Transition]
+    chunk_latents: int
+    frames_per_chunk: int
+    sessions: int
+    backends: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("chunk_latents", "frames_per_chunk", "sessions"):
+            if getattr(self, name) < 1:
+                raise FieldError(f"engine_facts.{name}", f"{getattr(self, name)} is below 1")
+
+    def reach(self, current: Mapping[str, object], wanted: Mapping[str, object]) -> Transition:
+        """How far a change of setting reaches; a parameter without an entry is taken to need a reload."""
+        changed = (name for name in {*current, *wanted} if current.get(name) != wanted.get(name))
+        return max((self.transitions.get(name, Transition.RELOAD) for name in changed), default=Transition.NONE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """What an engine says of itself with every telemetry.
+
+    Args:
+        setting_id: in force now.
+        setting_version: of the snapshot that brought it; 0: none did, it is what the engine was started with.
+        chunk: the next one, counted over the engine's life.
+        sessions: open ones by service class.
+        memory_limit_bytes: what the engine may use now; 0: it knows of no limit.
+    """
+
+    setting_id: str
+    setting_version: int = 0
+    chunk: int = 0
+    sessions: Mapping[str, int] = field(default_factory=dict)
+    memory_limit_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionPlan:
     """What a change of setting would take.
 
@@ -40,12 +106,14 @@ class TransitionPlan:
         seconds: until the engine works under the new setting, waiting for the safe point not included.
         peak_bytes: device memory while changing, at its highest.
         keeps_kv: whether sessions keep their history.
+        is_measured: `seconds` is what such a change took before; else it is an estimate.
     """
 
     transition: Transition
     seconds: float
     peak_bytes: int
     keeps_kv: bool
+    is_measured: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,3 +202,20 @@ class ChunkReport:
             for number in numbers:
                 if isinstance(number, float) and not math.isfinite(number):
                     raise FieldError(f"chunk_report.{item.name}", f"{number} is not finite", code="telemetry.number")
+                if isinstance(number, float) and number < 0 and item.name not in _SIGNED:
+                    raise FieldError(f"chunk_report.{item.name}", f"{number} is negative", code="telemetry.number")
+        if self.vae_overlap > 1:
+            raise FieldError("chunk_report.vae_overlap", f"{self.vae_overlap} is above 1", code="telemetry.number")
+
+    @property
+    def dit_s(self) -> float:
+        """Seconds of all forward passes of the chunk."""
+        return math.fsum(self.denoise_s) + self.recache_s
+
+
+_SIGNED = frozenset({"kv_signal_to_noise_db"})
+
+
+def engine_setting_name(agent_id: str) -> str:
+    """The name under which an agent gets its engine's setting."""
+    return f"engine_setting/{agent_id}"

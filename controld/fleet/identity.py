@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from controld.contract.errors import FieldError
 from controld.contract.rpc import fleet_pb2 as pb
-from controld.contract.rpc.convert import PROTOCOL_VERSION, checked_count, checked_text
+from controld.contract.rpc.checks import checked_count, checked_text
+from controld.contract.rpc.convert import PROTOCOL_VERSION
+from controld.contract.rpc.convert_video import engine_facts_from_proto
+from controld.contract.video import EngineFacts
 from controld.fleet.errors import RejectError
 
 MAX_SPACE_CHARACTERS = 1024 * 1024
@@ -22,6 +25,7 @@ class AgentIdentity:
     Args:
         started_unix_s: when the process began; of two instances of one agent the later one is the real one.
         resource_kinds: kinds of resource that it understands; empty means: all.
+        engine: what a video engine says of itself; None of any other plane.
     """
 
     deployment: str
@@ -43,6 +47,7 @@ class AgentIdentity:
     tiers: tuple[str, ...]
     resource_kinds: frozenset[str]
     started_unix_s: float
+    engine: EngineFacts | None = None
 
     @property
     def hardware(self) -> str:
@@ -116,4 +121,7 @@ def _identity(message: pb.Hello, now_unix_s: float) -> AgentIdentity:
         tiers=tuple(message.capabilities.tiers),
         resource_kinds=frozenset(message.capabilities.resource_kinds),
         started_unix_s=started,
+        engine=engine_facts_from_proto(message.capabilities.engine)
+        if message.capabilities.HasField("engine")
+        else None,
     )

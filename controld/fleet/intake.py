@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from controld.contract.clock import Clock
 from controld.contract.errors import FieldError
 from controld.contract.rpc import fleet_pb2 as pb
-from controld.contract.rpc.convert import checked_count, effect_from_proto
+from controld.contract.rpc.checks import checked_count
+from controld.contract.rpc.convert import effect_from_proto
 from controld.fleet.tally import Tally
 from controld.store.errors import StoreError
 from controld.store.interface import Effects

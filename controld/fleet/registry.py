@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from controld.contract.clock import Clock
 from controld.contract.snapshot import ResourceKind
 from controld.contract.telemetry import Telemetry
+from controld.contract.video import Applied
 from controld.fleet.delivery import Delivery
 from controld.fleet.errors import RejectError
 from controld.fleet.identity import AgentIdentity
@@ -40,6 +41,7 @@ class AgentEntry:
         self.telemetry_unix_s = 0.0
         self.telemetry_at_s = 0.0
         self.effects_acked_up_to = 0
+        self.setting_applied: Applied | None = None
 
     def view(self, now_s: float, last_version: int) -> AgentSession:
         """The agent as others see it."""
@@ -63,6 +65,7 @@ class AgentEntry:
             telemetry_unix_s=self.telemetry_unix_s,
             effects_acked_up_to=self.effects_acked_up_to,
             counters=self.tally.flat(),
+            setting_applied=self.setting_applied,
         )
 
     def _artefacts_held(self) -> dict[str, str]:

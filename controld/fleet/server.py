@@ -24,6 +24,7 @@ from controld.contract.rpc.limits import MAX_PAGE_BYTES, SERVER_OPTIONS
 from controld.contract.snapshot import Resource
 from controld.contract.telemetry import Telemetry
 from controld.contract.trial import TrialOutcome, TrialTask
+from controld.contract.video import Applied, ChunkReport
 from controld.fleet.audit import FleetAudit
 from controld.fleet.errors import FleetError, RejectError
 from controld.fleet.identity import AgentIdentity, identity_from_hello
@@ -43,6 +44,8 @@ OnEffects = Callable[[AgentSession, tuple[EffectRecord, ...]], Awaitable[None]]
 OnTelemetry = Callable[[AgentSession, Telemetry], Awaitable[None]]
 OnTrialResult = Callable[[AgentSession, TrialOutcome], Awaitable[None]]
 OnSession = Callable[[AgentSession], Awaitable[None]]
+OnApplied = Callable[[AgentSession, Applied], Awaitable[None]]
+OnChunks = Callable[[AgentSession, tuple[ChunkReport, ...]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,8 @@ class FleetServer(FleetServicer):
         on_telemetry: awaited with each valid report.
         on_trial_result: awaited with each valid trial result, progress included.
         on_session: awaited when an agent has connected or left (`session.connected` says which).
+        on_applied: awaited with each valid answer of a video engine to a setting.
+        on_chunks: awaited with the valid chunk reports of a message.
     """
 
     def __init__(
@@ -87,6 +92,8 @@ class FleetServer(FleetServicer):
         on_telemetry: OnTelemetry | None = None,
         on_trial_result: OnTrialResult | None = None,
         on_session: OnSession | None = None,
+        on_applied: OnApplied | None = None,
+        on_chunks: OnChunks | None = None,
     ) -> None:
         self.store = store
         self.settings = settings or FleetSettings()
@@ -99,6 +106,8 @@ class FleetServer(FleetServicer):
         self._on_telemetry = on_telemetry
         self._on_trial_result = on_trial_result
         self._on_session = on_session
+        self._on_applied = on_applied
+        self._on_chunks = on_chunks
         self._registry = Registry(self.clock, self.tally)
         self._published: dict[Selector, Published] = {}
         self._policy_generation = 0
@@ -333,6 +342,14 @@ class FleetServer(FleetServicer):
     async def notify_trial(self, entry: AgentEntry, outcome: TrialOutcome) -> None:
         """A valid trial result of an agent."""
         await self._notify("on_trial_result", self._on_trial_result, self._view(entry), outcome)
+
+    async def notify_applied(self, entry: AgentEntry, applied: Applied) -> None:
+        """A video engine's answer to a setting."""
+        await self._notify("on_applied", self._on_applied, self._view(entry), applied)
+
+    async def notify_chunks(self, entry: AgentEntry, reports: tuple[ChunkReport, ...]) -> None:
+        """Chunks that a video engine made."""
+        await self._notify("on_chunks", self._on_chunks, self._view(entry), reports)
 
     async def _notify(self, name: str, callback: Callable[..., Awaitable[None]] | None, *arguments: object) -> None:
         if callback is None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from controld.contract.telemetry import Telemetry
+from controld.contract.video import Applied
 from controld.fleet.delivery import Failure
 from controld.fleet.identity import AgentIdentity
 
@@ -27,6 +28,7 @@ class AgentSession:
         artefacts_held: SHA-256 by resource name of the calibrated artefacts that it acknowledged on its present stream.
         telemetry, telemetry_unix_s: its last report, and when that came (0: never).
         effects_acked_up_to: the sequence number up to which its effects are durable.
+        setting_applied: a video engine's last answer to a setting.
         counters: what was received, refused and ignored on its streams.
     """
 
@@ -47,6 +49,7 @@ class AgentSession:
     telemetry_unix_s: float
     effects_acked_up_to: int
     counters: Mapping[str, int]
+    setting_applied: Applied | None = None
 
     @property
     def agent_id(self) -> str:

@@ -13,7 +13,10 @@ from google.protobuf.message import DecodeError
 
 from controld.contract.errors import FieldError
 from controld.contract.rpc import fleet_pb2 as pb
-from controld.contract.rpc.convert import MAX_TEXT_CHARACTERS, telemetry_from_proto, trial_outcome_from_proto
+from controld.contract.rpc.checks import MAX_TEXT_CHARACTERS
+from controld.contract.rpc.convert import telemetry_from_proto, trial_outcome_from_proto
+from controld.contract.rpc.convert_video import MAX_REPORTS, chunk_report_from_proto, setting_applied_from_proto
+from controld.contract.video import ChunkReport
 from controld.fleet.delivery import Answer
 from controld.fleet.intake import EffectIntake
 from controld.fleet.published import Published, snapshot_pages
@@ -167,6 +170,10 @@ class AgentStream:
                 _log.warning("trial result refused: %s", error, extra={"agent_id": self._entry.identity.agent_id})
                 return
             await self._server.notify_trial(self._entry, outcome)
+        elif kind == "setting_applied":
+            await self._receive_applied(message.setting_applied)
+        elif kind == "chunk_reports":
+            await self._receive_chunks(message.chunk_reports)
         elif kind == "hello":
             tally.add("messages_unexpected", "hello")
         else:
@@ -185,6 +192,33 @@ class AgentStream:
         entry.telemetry_at_s = self._server.clock.monotonic_s()
         entry.delivery.effective = telemetry.applied_version
         await self._server.notify_telemetry(entry, telemetry)
+
+    async def _receive_applied(self, message: pb.SettingApplied) -> None:
+        entry = self._entry
+        try:
+            applied = setting_applied_from_proto(message)
+        except FieldError as error:
+            entry.tally.add("settings_applied_refused", error.field)
+            _log.warning("answer to a setting refused: %s", error, extra={"agent_id": entry.identity.agent_id})
+            return
+        entry.setting_applied = applied
+        entry.tally.add("settings_applied")
+        await self._server.notify_applied(entry, applied)
+
+    async def _receive_chunks(self, message: pb.ChunkReports) -> None:
+        entry = self._entry
+        reports: list[ChunkReport] = []
+        for report in message.reports[:MAX_REPORTS]:
+            try:
+                reports.append(chunk_report_from_proto(report))
+            except FieldError as error:
+                entry.tally.add("chunk_reports_refused", error.field)
+                _log.warning("chunk report refused: %s", error, extra={"agent_id": entry.identity.agent_id})
+        entry.tally.add("chunk_reports", count=len(reports))
+        if len(message.reports) > MAX_REPORTS:
+            entry.tally.add("chunk_reports_dropped", count=len(message.reports) - MAX_REPORTS)
+        if reports:
+            await self._server.notify_chunks(entry, tuple(reports))
 
     def _receive_nack(self, nack: pb.Nack) -> None:
         entry, clock = self._entry, self._server.clock

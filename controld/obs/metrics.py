@@ -44,6 +44,13 @@ class Metrics:
             "controld_self_checks", "Transfers of which the sender decoded a frame itself", ["service_class"],
             registry=registry,
         )  # fmt: skip
+        self.video_chunks = Counter("controld_video_chunks", "Chunks of video engines", ["outcome"], registry=registry)
+        self.video_settings = Counter(
+            "controld_video_settings", "Answers of video engines to settings", ["outcome"], registry=registry
+        )
+        self.probes = Counter(
+            "controld_guard_probes", "Arms that a profiling worker measured again", ["outcome"], registry=registry
+        )
         self.internal_errors = Counter(
             "controld_internal_errors", "Errors caught at a process edge", ["where"], registry=registry
         )

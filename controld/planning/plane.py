@@ -99,8 +99,9 @@ def class_workloads(policy: Policy) -> dict[str, str]:
 
 
 def tiers_of(policy: Policy) -> tuple[Tier, ...]:
-    """The tiers that any class of the policy names, in a fixed order."""
-    return tuple(tier for tier in Tier if any(tier in c.tiers for c in policy.classes))
+    """The tiers of transfers that any class of the policy names, in a fixed order."""
+    transfers = (tier for tier in Tier if tier is not Tier.VIDEO)
+    return tuple(tier for tier in transfers if any(tier in c.tiers for c in policy.classes))
 
 
 def table_requests(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from controld.contract.decision import DEFAULT_CLASS
 from controld.contract.errors import FieldError
 from controld.contract.quantity import format_rate, parse_rate_bytes_per_s, parse_share
+from controld.policy.checks_video import check_kind
 from controld.policy.model import TIERS_BY_KIND, PlaneKind, Tier
 from controld.policy.problem import Problem
 from controld.policy.settings import Path, Reading, suggest
@@ -34,6 +35,7 @@ def check_policy(reading: Reading) -> None:
     _check_guarantees(reading)
     _check_tiers(reading)
     _check_matches(reading)
+    check_kind(reading)
 
 
 def check_together(readings: Sequence[Reading]) -> None:

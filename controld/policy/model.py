@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 from controld.contract.decision import ClassRule
 from controld.contract.fair_queue import guaranteed_shares
@@ -65,6 +66,26 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VideoTargets:
+    """What a video engine's sessions of a class are owed; None: no such target.
+
+    Args:
+        fps: frames per second that come out, decoding included, for each session.
+        fps_denoise: frames per second of the denoising loop alone, of the whole engine. Published frame rates are of
+            this kind; nobody watches them.
+        first_frame_s: from opening a session to its first frame, seconds.
+        memory_bytes: of the device, for the engine with all its sessions.
+        percentile: of the chunks that keep the rates and the delay, in (0, 100).
+    """
+
+    fps: float | None = None
+    fps_denoise: float | None = None
+    first_frame_s: float | None = None
+    memory_bytes: float | None = None
+    percentile: float = 90.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceClass:
     """A kind of request and what it is owed.
 
@@ -77,6 +98,9 @@ class ServiceClass:
         max_quality_loss_nats: limit on the mean KL per token; 0 means lossless only.
         explore_share: share of its transfers that may go to arms that are not the best known.
         pin: the one arm that it takes (`raw` or a configuration's id), within its quality limit; else None.
+        max_quality_loss: of a video engine's class: limit in the engine's own unit, the relative error of latents
+            against the reference setting; 0 means no loss at all.
+        video: targets of a video engine's class; None in any other.
     """
 
     name: str
@@ -89,6 +113,8 @@ class ServiceClass:
     max_quality_loss_nats: float
     explore_share: float
     pin: str | None = None
+    max_quality_loss: float = 0.0
+    video: VideoTargets | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +146,16 @@ class GuardPolicy:
     Args:
         sample_share: share of the transfers whose frames the sender decodes itself.
         on_breach: what happens to an arm that broke the limit.
+        drift: of a video engine: most that latents may drift from the sink's, in the sink's deviations; None: any.
+        motion: of a video engine: least part of the reference setting's motion that a setting must keep; None: any.
+        probe_every_s: how often an idle profiling worker measures an arm in use again; None: never.
     """
 
     sample_share: float
     on_breach: OnBreach
+    drift: float | None = None
+    motion: float | None = None
+    probe_every_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +225,13 @@ def content_hash(policies: Iterable[Policy]) -> str:
     for policy in policies:
         data = asdict(policy)
         del data["source_file"]
+        # What a policy does not say is left out: its hash outlives the release that made it.
+        if data["guard"]["probe_every_s"] is None:
+            _forget(data["guard"], "probe_every_s")
+        if policy.kind is not PlaneKind.LONGLIVE:
+            _forget(data["guard"], "drift", "motion")
+            for service_class in data["classes"]:
+                _forget(service_class, "video", "max_quality_loss")
         data["links"] = sorted(data["links"], key=lambda link: link["name"])
         data["tenants"] = sorted(data["tenants"], key=lambda tenant: tenant["name"])
         for service_class in data["classes"]:
@@ -200,3 +239,8 @@ def content_hash(policies: Iterable[Policy]) -> str:
         canonical.append(data)
     canonical.sort(key=lambda data: data["name"])
     return hashlib.sha256(json.dumps(canonical, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _forget(data: dict[str, Any], *names: str) -> None:
+    for name in names:
+        del data[name]

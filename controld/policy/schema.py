@@ -18,6 +18,7 @@ from controld.policy.model import (
     Slo,
     Tenant,
     Tier,
+    VideoTargets,
 )
 from controld.policy.settings import (
     PIN_PATTERN,
@@ -27,15 +28,21 @@ from controld.policy.settings import (
     PositiveShare,
     RateBytesPerS,
     Share,
+    SizeBytes,
     StrictModel,
     refuse,
 )
 
 MAX_QUALITY_LOSS_NATS = 10.0
+MAX_QUALITY_LOSS = 10.0
+"""Of a video engine: ten times the latents' own variance is noise."""
+
+MAX_FPS = 10_000.0
+MAX_DRIFT = 1000.0
 MAX_CLASSES = 200
 """So many fit into one message with room to spare."""
 
-_MAX_WEIGHT = 1e6
+_MIN_WEIGHT, _MAX_WEIGHT = 1e-6, 1e6
 _MAX_PRIORITY = 2**31 - 1
 
 
@@ -60,7 +67,7 @@ class LinksKeys(StrictModel):
 
 class TenantKeys(StrictModel):
     name: Name
-    weight: Annotated[float, Field(gt=0, le=_MAX_WEIGHT)]
+    weight: Annotated[float, Field(ge=_MIN_WEIGHT, le=_MAX_WEIGHT)]
     quota: RateBytesPerS | None = None
     share: PositiveShare | None = None
 
@@ -99,15 +106,41 @@ class SloKeys(StrictModel):
         return self
 
 
+class VideoKeys(StrictModel):
+    fps: Annotated[float, Field(gt=0, le=MAX_FPS)] | None = None
+    fps_denoise: Annotated[float, Field(gt=0, le=MAX_FPS)] | None = None
+    first_frame: DurationS | None = None
+    memory: SizeBytes | None = None
+    percentile: Annotated[float, Field(gt=0, lt=100)] = 90.0
+
+    @model_validator(mode="after")
+    def _says_something(self) -> VideoKeys:
+        if all(target is None for target in (self.fps, self.fps_denoise, self.first_frame, self.memory)):
+            raise refuse("has no target", "give fps, first_frame, memory or fps_denoise")
+        return self
+
+    def to_targets(self) -> VideoTargets:
+        """The same as a domain value."""
+        return VideoTargets(
+            fps=self.fps,
+            fps_denoise=self.fps_denoise,
+            first_frame_s=self.first_frame,
+            memory_bytes=self.memory,
+            percentile=self.percentile,
+        )
+
+
 class ClassKeys(StrictModel):
     name: Name
     tenant: Name = "default"
     match: MatchKeys | None = None
     workload: Name
     tiers: Annotated[list[Annotated[Tier, Field(strict=False)]], Field(min_length=1)]
-    objective: Annotated[Objective, Field(strict=False)] = Objective.LATENCY
+    objective: Annotated[Objective, Field(strict=False)] | None = None
     slo: SloKeys | None = None
     max_quality_loss_nats: Annotated[float, Field(ge=0, le=MAX_QUALITY_LOSS_NATS)] = 0.0
+    max_quality_loss: Annotated[float, Field(ge=0, le=MAX_QUALITY_LOSS)] = 0.0
+    video: VideoKeys | None = None
     explore: HalfShare = 0.02
     pin: Annotated[str, Field(pattern=PIN_PATTERN)] | None = None
     learn: bool = True
@@ -116,6 +149,9 @@ class ClassKeys(StrictModel):
 class GuardKeys(StrictModel):
     sample: Share = 0.01
     on_breach: Annotated[OnBreach, Field(strict=False)] = OnBreach.PIN_OFF
+    drift: Annotated[float, Field(gt=0, le=MAX_DRIFT)] | None = None
+    motion: PositiveShare | None = None
+    probe_every: Annotated[DurationS, Field(ge=60.0)] | None = None
 
 
 def _only_default() -> list[TenantKeys]:
@@ -141,13 +177,22 @@ class PolicyKeys(StrictModel):
             deployment=self.select.deployment,
             links=(LinkPrior(name="default", rate_bytes_per_s=self.links.default.rate),) if self.links.default else (),
             tenants=tuple(tenant.to_tenant(link_bytes_per_s) for tenant in self.tenants),
-            classes=tuple(_service_class(keys) for keys in self.classes),
-            guard=GuardPolicy(sample_share=self.guard.sample, on_breach=self.guard.on_breach),
+            classes=tuple(_service_class(keys, self.select.kind) for keys in self.classes),
+            guard=GuardPolicy(
+                sample_share=self.guard.sample,
+                on_breach=self.guard.on_breach,
+                probe_every_s=self.guard.probe_every,
+                drift=self.guard.drift,
+                motion=self.guard.motion,
+            ),
             source_file=source_file,
         )
 
 
-def _service_class(keys: ClassKeys) -> ServiceClass:
+_USUAL_OBJECTIVE = {PlaneKind.SGLANG: Objective.LATENCY, PlaneKind.LONGLIVE: Objective.QUALITY}
+
+
+def _service_class(keys: ClassKeys, kind: PlaneKind) -> ServiceClass:
     match = keys.match if keys.name != DEFAULT_CLASS else None
     slo = keys.slo
     return ServiceClass(
@@ -161,9 +206,11 @@ def _service_class(keys: ClassKeys) -> ServiceClass:
         ),
         workload=keys.workload,
         tiers=tuple(keys.tiers),
-        objective=keys.objective,
+        objective=keys.objective or _USUAL_OBJECTIVE[kind],
         slo=Slo(ttft_s=slo.ttft, jct_s=slo.jct, percentile=slo.percentile) if slo else None,
         max_quality_loss_nats=keys.max_quality_loss_nats,
         explore_share=keys.explore,
         pin=keys.pin,
+        max_quality_loss=keys.max_quality_loss,
+        video=keys.video.to_targets() if keys.video else None,
     )

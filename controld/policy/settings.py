@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from controld.contract.errors import FieldError
-from controld.contract.quantity import parse_duration_s, parse_rate_bytes_per_s, parse_share
+from controld.contract.quantity import parse_duration_s, parse_rate_bytes_per_s, parse_share, parse_size_bytes
 from controld.policy.problem import Problem
 from controld.policy.strict_yaml import Node, Position, Sequence, Table, parse, path_text, to_plain
 
@@ -52,6 +52,7 @@ def _quantity(convert: Callable[..., float], *, positive: bool = False, most: fl
 
 
 DurationS = Annotated[float, _quantity(parse_duration_s, positive=True)]
+SizeBytes = Annotated[float, _quantity(parse_size_bytes, positive=True)]
 RateBytesPerS = Annotated[float, _quantity(parse_rate_bytes_per_s, positive=True)]
 Share = Annotated[float, _quantity(parse_share)]
 PositiveShare = Annotated[float, _quantity(parse_share, positive=True)]

@@ -3,6 +3,7 @@
 from dataplanes.agent.agent import ADDRESS_VARIABLE, Agent, AgentState, address_from_environment
 from dataplanes.agent.draw import Draw, RawReason
 from dataplanes.agent.identity import AgentIdentity, AgentTiming
+from dataplanes.agent.video_agent import VideoAgent
 
 __all__ = [
     "ADDRESS_VARIABLE",
@@ -12,5 +13,6 @@ __all__ = [
     "AgentTiming",
     "Draw",
     "RawReason",
+    "VideoAgent",
     "address_from_environment",
 ]

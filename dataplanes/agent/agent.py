@@ -13,15 +13,18 @@ from controld.contract.clock import Clock, SystemClock
 from controld.contract.configuration import Configuration
 from controld.contract.decision import DEFAULT_CLASS, Drawn, is_sampled, match_class
 from controld.contract.effect import Effect, Half
+from controld.contract.estimators import first_guess_bytes_per_s
 from controld.contract.fair_queue import Tenancy
 from controld.contract.rpc import fleet_pb2 as pb
-from controld.contract.rpc.convert import MAX_NAME_CHARACTERS
+from controld.contract.rpc.checks import MAX_NAME_CHARACTERS
 from controld.contract.telemetry import LinkEstimate, Telemetry
+from controld.contract.video import engine_setting_name
 from dataplanes.agent.applied import Applied, HoldArtefact, ValidateConfiguration
 from dataplanes.agent.connection import Connection
 from dataplanes.agent.counters import Counters, ErrorEdge
 from dataplanes.agent.draw import RAW_ARM, Draw, RawReason
 from dataplanes.agent.effect_ring import EffectRing
+from dataplanes.agent.engine_desk import EngineDesk
 from dataplanes.agent.identity import AgentIdentity, AgentTiming
 from dataplanes.agent.in_force import InForce
 from dataplanes.agent.links import Links
@@ -79,6 +82,7 @@ class Agent:
         timing: intervals of the stream.
         effect_ring_capacity: how many unacknowledged effects are kept.
         rng: source of the reconnect jitter.
+        engine: what a video engine's agent tells beside (see `VideoAgent`).
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class Agent:
         timing: AgentTiming | None = None,
         effect_ring_capacity: int = EFFECT_RING_CAPACITY,
         rng: random.Random | None = None,
+        engine: EngineDesk | None = None,
     ) -> None:
         self.identity = identity
         self.instance_id = uuid.uuid4().hex
@@ -102,8 +107,13 @@ class Agent:
         self._edge = ErrorEdge(self._counters)
         self._takes_artefacts = hold_artefact is not None
         self._in_force = InForce(
-            self._clock, self._counters, validate_configuration, hold_artefact or (lambda artefact: None)
+            self._clock,
+            self._counters,
+            validate_configuration,
+            hold_artefact or (lambda artefact: None),
+            engine_setting_name(identity.agent_id) if engine is not None else "",
         )
+        self._engine = engine
         self._links = Links()
         self._attached = False
         self._attach_reason = "the data plane has not said that it is attached"
@@ -121,6 +131,7 @@ class Agent:
             edge=self._edge,
             timing=timing or AgentTiming(),
             telemetry=self._telemetry,
+            engine=engine,
         )
         self._connection = Connection(address, self._hello, parts, self._tick, rng or random.Random())
         self._started = False
@@ -198,7 +209,8 @@ class Agent:
             link = self._links.get(key)
             bandwidth_bytes_per_s = link.bandwidth_bytes_per_s if link is not None else 0.0
             if bandwidth_bytes_per_s <= 0.0:
-                bandwidth_bytes_per_s = table.prior_bandwidth_bytes_per_s
+                set_up_bytes_per_s = link.set_up_bytes_per_s if link is not None else 0.0
+                bandwidth_bytes_per_s = first_guess_bytes_per_s(set_up_bytes_per_s, table.prior_bandwidth_bytes_per_s)
                 if bandwidth_bytes_per_s <= 0.0:
                     return self._raw(RawReason.BANDWIDTH_UNKNOWN, table.version)
             load = link.offered_bytes_per_s / bandwidth_bytes_per_s if link is not None else 0.0
@@ -320,4 +332,5 @@ class Agent:
             links=self._links.report(self._now_s()),
             counters=self._counters.totals(),
             lease_left_s=lease_left_s,
+            engine=self._engine.state if self._engine is not None else None,
         )

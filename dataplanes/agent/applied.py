@@ -11,8 +11,10 @@ from controld.contract.decision import PREFIX_STORE, RECOMPUTE, ClassRule, Decis
 from controld.contract.errors import ControldError, FieldError
 from controld.contract.fair_queue import Tenancy
 from controld.contract.rpc import fleet_pb2 as pb
-from controld.contract.rpc.convert import checked_count, resource_from_proto
+from controld.contract.rpc.checks import checked_count
+from controld.contract.rpc.convert import resource_from_proto
 from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource
+from controld.contract.video import EngineSetting
 
 ValidateConfiguration = Callable[[Configuration], None]
 """Raises where the data plane cannot run a configuration."""
@@ -34,6 +36,7 @@ class Applied:
         unlearned: classes whose transfers teach the estimators nothing.
         artefacts: by SHA-256.
         tenancy: who shares the links.
+        settings: of video engines, by resource name.
     """
 
     version: int = 0
@@ -44,6 +47,7 @@ class Applied:
     unlearned: frozenset[str] = frozenset()
     artefacts: Mapping[str, CalibratedArtefact] = field(default_factory=dict)
     tenancy: Tenancy = field(default_factory=Tenancy)
+    settings: Mapping[str, EngineSetting] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +137,13 @@ def apply_snapshot(
     onto: Applied,
     validate_configuration: ValidateConfiguration,
     hold_artefact: HoldArtefact = lambda artefact: None,
+    setting_name: str = "",
 ) -> tuple[Applied, int]:
     """The state after a snapshot: its resources replace those of the same name, what it removes goes.
 
     Args:
         onto: what is in force; an empty `Applied` for the first snapshot of a stream, which says everything.
+        setting_name: name of the setting that is this agent's; those of others are not looked at.
 
     Returns:
         The new state, and how many resources were of an unknown kind (tolerated).
@@ -167,6 +173,8 @@ def apply_snapshot(
                 _check_table(resource.payload, validate_configuration)
             elif isinstance(resource.payload, CalibratedArtefact):
                 hold_artefact(resource.payload)
+            elif isinstance(resource.payload, EngineSetting) and resource.name == setting_name:
+                validate_configuration(resource.payload.configuration)
             fresh[resource.name] = resource
         at = ""
         kept = {name: old for name, old in onto.resources.items() if name not in snapshot.removed}
@@ -234,6 +242,7 @@ def _indexed(snapshot: Assembled, resources: dict[str, Resource]) -> Applied:
     rules: list[ClassRule] = []
     weights: dict[str, float] = {}
     artefacts: dict[str, CalibratedArtefact] = {}
+    settings: dict[str, EngineSetting] = {}
     for name in sorted(resources):
         payload = resources[name].payload
         if isinstance(payload, DecisionTable):
@@ -244,6 +253,8 @@ def _indexed(snapshot: Assembled, resources: dict[str, Resource]) -> Applied:
         elif isinstance(payload, ClassRules):
             rules.extend(payload.rules)
             weights.update({tenant.name: tenant.weight for tenant in payload.tenants})
+        elif isinstance(payload, EngineSetting):
+            settings[name] = payload
         else:
             artefacts[payload.sha256] = payload
     return Applied(
@@ -255,4 +266,5 @@ def _indexed(snapshot: Assembled, resources: dict[str, Resource]) -> Applied:
         unlearned=frozenset(rule.service_class for rule in rules if not rule.learn),
         artefacts=artefacts,
         tenancy=Tenancy(weights, {rule.service_class: rule.tenant for rule in rules if rule.tenant}),
+        settings=settings,
     )

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from controld.contract.errors import FieldError
 from controld.contract.rpc import fleet_pb2 as pb
 from controld.contract.rpc.convert import PROTOCOL_VERSION
+from controld.contract.rpc.convert_video import engine_facts_to_proto
 from controld.contract.snapshot import ResourceKind
+from controld.contract.video import EngineFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,7 @@ class AgentIdentity:
         config_hash: hash of the data plane's own start-up configuration.
         space_json: the strategy space that it advertises, canonical JSON.
         tiers: "pd", "prefix_store", "video".
+        engine: what a video engine says of itself; None for any other plane.
 
     Raises:
         FieldError: a name that the daemon needs is empty.
@@ -47,6 +50,7 @@ class AgentIdentity:
     config_hash: str = ""
     space_json: str = ""
     tiers: tuple[str, ...] = ()
+    engine: EngineFacts | None = None
 
     def __post_init__(self) -> None:
         for name in ("deployment", "agent_id", "kind", "role"):
@@ -55,7 +59,11 @@ class AgentIdentity:
 
     def hello(self, *, instance_id: str, started_unix_s: float, takes_artefacts: bool = False) -> pb.Hello:
         """The first message of a stream."""
-        kinds = [kind.value for kind in ResourceKind if takes_artefacts or kind is not ResourceKind.CALIBRATED_ARTEFACT]
+        takes = {
+            ResourceKind.CALIBRATED_ARTEFACT: takes_artefacts,
+            ResourceKind.ENGINE_SETTING: self.engine is not None,
+        }
+        kinds = [kind.value for kind in ResourceKind if takes.get(kind, True)]
         return pb.Hello(
             protocol_version=PROTOCOL_VERSION,
             deployment=self.deployment,
@@ -77,6 +85,7 @@ class AgentIdentity:
                 space_json=self.space_json,
                 tiers=self.tiers,
                 resource_kinds=kinds,
+                engine=None if self.engine is None else engine_facts_to_proto(self.engine),
             ),
             started_unix_s=started_unix_s,
         )

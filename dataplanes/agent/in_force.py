@@ -26,7 +26,15 @@ class InForce:
     outlives the stream, and the lease ends on the agent's clock whether the daemon is there or not.
     """
 
-    __slots__ = ("_clock", "_counters", "_hold_artefact", "_validate_configuration", "applied", "lease_ends_s")
+    __slots__ = (
+        "_clock",
+        "_counters",
+        "_hold_artefact",
+        "_setting_name",
+        "_validate_configuration",
+        "applied",
+        "lease_ends_s",
+    )
 
     def __init__(
         self,
@@ -34,11 +42,13 @@ class InForce:
         counters: Counters,
         validate_configuration: ValidateConfiguration,
         hold_artefact: HoldArtefact = lambda artefact: None,
+        setting_name: str = "",
     ) -> None:
         self._clock = clock
         self._counters = counters
         self._validate_configuration = validate_configuration
         self._hold_artefact = hold_artefact
+        self._setting_name = setting_name
         self.applied = Applied()
         self.lease_ends_s = float("-inf")
 
@@ -58,6 +68,7 @@ class InForce:
             onto=onto,
             validate_configuration=self._validate_configuration,
             hold_artefact=self._hold_artefact,
+            setting_name=self._setting_name,
         )
         self.applied = applied
         self.lease_ends_s = received_s + snapshot.ttl_s

@@ -23,6 +23,7 @@ from controld.contract.telemetry import Telemetry
 from dataplanes.agent.applied import PageAssembler, SnapshotRefusedError
 from dataplanes.agent.counters import Counters, ErrorEdge
 from dataplanes.agent.effect_ring import EffectRing
+from dataplanes.agent.engine_desk import EngineDesk
 from dataplanes.agent.identity import AgentTiming
 from dataplanes.agent.in_force import InForce
 from dataplanes.agent.plain_text import plain_text
@@ -45,6 +46,7 @@ class SessionParts:
     edge: ErrorEdge
     timing: AgentTiming
     telemetry: Callable[[], Telemetry]
+    engine: EngineDesk | None = None
 
 
 class SessionEndedError(ControldError):
@@ -123,9 +125,16 @@ class Session:
         outcome = self._parts.trials.take()
         if outcome is not None:
             return pb.AgentMessage(trial_result=trial_outcome_to_proto(outcome)), 0.0
+        engine = self._parts.engine
+        told = engine.take_applied() if engine is not None else None
+        if told is not None:
+            return told, 0.0
         if self._telemetry_due:
             self._telemetry_due = False
             return pb.AgentMessage(telemetry=telemetry_to_proto(self._parts.telemetry())), 0.0
+        chunks = engine.take_chunks() if engine is not None else None
+        if chunks is not None:
+            return chunks, 0.0
         unsent = self._parts.effects.last_seq() - self._sent_seq
         if unsent <= 0:
             return None, timing.telemetry_interval_s
@@ -199,6 +208,8 @@ class Session:
                 wait_s=self._parts.timing.backoff_max_s,
             )
         self._acknowledge(welcome.effects_acked_up_to)
+        if self._parts.engine is not None:
+            self._parts.engine.new_stream()
         self.welcomed = True
         self._parts.counters.count("streams_welcomed")
         self.wake()

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from controld.admin import routes
+from controld.admin import operations
 from controld.admin.backend import CandidateImport, DecisionFilter, HypotheticalContext, PolicyEdit
 from controld.admin.event_stream import stream_events
 from controld.admin.problem import NotFoundError
@@ -43,7 +43,7 @@ class RecordedBackend:
         return [{"kind": "sglang"}]
 
     async def candidates(self, workload: str | None) -> list[dict[str, Any]]:
-        return [{"workload": workload}]
+        return [{"workload": workload, "number": number} for number in range(3)]
 
     async def candidate_problems(self, workload: str | None) -> list[dict[str, Any]]:
         return [{"where": "row 1", "what": f"no profile of {workload}"}]
@@ -56,6 +56,14 @@ class RecordedBackend:
 
     async def decisions(self, wanted: DecisionFilter) -> dict[str, Any]:
         return {"limit": wanted.limit, "class": wanted.service_class, "arm": wanted.arm_id}
+
+    async def engines(self) -> list[dict[str, Any]]:
+        return [{"agent_id": "video-0"}]
+
+    async def explain_engine(self, agent_id: str) -> dict[str, Any]:
+        if agent_id != "video 0":
+            raise NotFoundError(f"nothing was decided for an engine {agent_id}", hint="engines: video 0")
+        return {"agent_id": agent_id}
 
     async def explain(self, transfer_id: str) -> dict[str, Any]:
         raise NotFoundError(f"no decision {transfer_id}", gone=transfer_id == "old")
@@ -141,6 +149,22 @@ async def test_requests_are_understood_with_units(served) -> None:  # type: igno
         assert await response.json() == {"bytes": 20e6, "bandwidth": 25e6, "load": 0.0}
     async with client.get("/v1/decisions?limit=7&arm=raw") as response:
         assert await response.json() == {"limit": 7, "class": None, "arm": "raw"}
+    async with client.get("/v1/engines/video%200/explain") as response:
+        assert await response.json() == {"agent_id": "video 0"}
+    async with client.get("/v1/engines") as response:
+        assert await response.json() == {"engines": [{"agent_id": "video-0"}]}
+
+
+async def test_candidates_come_in_pages_where_a_client_wants_them(served) -> None:  # type: ignore[no-untyped-def]
+    async def page(query: str) -> tuple[list[int], int]:
+        async with served[0].get(f"/v1/candidates?{query}") as response:
+            answer = await response.json()
+            return [one["number"] for one in answer["candidates"]], answer["total"]
+
+    assert await page("workload=a") == ([0, 1, 2], 3)
+    assert await page("limit=2") == ([0, 1], 3)
+    assert await page("limit=2&offset=2") == ([2], 3)
+    assert await page("offset=3") == ([], 3)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +176,8 @@ async def test_requests_are_understood_with_units(served) -> None:  # type: igno
         ("/v1/decisions?limit=3&limit=4", 400, "field.invalid", "limit"),
         ("/v1/decisions?arm=a&arm=a", 400, "field.invalid", "arm"),
         ("/v1/candidates?workload=a&workload=b", 400, "field.invalid", "workload"),
+        ("/v1/candidates?limit=0", 400, "field.invalid", "limit"),
+        ("/v1/candidates?offset=-1", 400, "field.invalid", "offset"),
         ("/v1/explain?bytes=20MB&bytes=1MB&bandwidth=1Gbit", 400, "field.invalid", "bytes"),
         ("/v1/explain?bytes=20MB&bandwidth=1Gbit&load=0&load=1", 400, "field.invalid", "load"),
         ("/v1/studies/compare?ids=a&ids=b", 400, "field.invalid", "ids"),
@@ -160,6 +186,7 @@ async def test_requests_are_understood_with_units(served) -> None:  # type: igno
         ("/v1/explain?bytes=20MB&bandwidth=1Gbit&load=nan", 400, "field.invalid", "load"),
         ("/v1/decisions/x/explain", 404, "resource.not_found", "x"),
         ("/v1/decisions/old/explain", 410, "resource.gone", "old"),
+        ("/v1/engines/x/explain", 404, "resource.not_found", "x"),
         ("/v1/nothing", 404, "route.unknown", ""),
         ("/v1/status", 500, "internal", ""),
     ],
@@ -231,7 +258,7 @@ async def test_a_client_that_leaves_amid_its_body_is_no_fault_of_ours(served) ->
 
 async def test_a_packed_body_is_read_and_counts_by_what_it_holds(served, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     client, _, _ = served
-    monkeypatch.setattr(routes, "MAX_STUDY_BYTES", 1000)
+    monkeypatch.setattr(operations, "MAX_STUDY_BYTES", 1000)
     for length, status in ((900, 201), (1_000_000, 400)):
         packed = gzip.compress(b'{"workload": "w"' + b" " * length + b"}")
         async with client.post("/v1/studies", data=packed, headers={"Content-Encoding": "gzip"}) as response:
@@ -252,7 +279,7 @@ async def test_a_document_of_candidates_may_be_long_and_is_passed_on_as_it_is(se
 
 async def test_a_document_of_candidates_may_not_be_endless(served, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     client, _, _ = served
-    monkeypatch.setattr(routes, "MAX_IMPORT_BYTES", 1000)
+    monkeypatch.setattr(operations, "MAX_IMPORT_BYTES", 1000)
     async with client.post("/v1/candidates/import", data=b"x" * 1001) as response:
         assert response.status == 400
         assert "longer than 1000" in (await response.json())["title"]

@@ -46,9 +46,13 @@ def test_quantities_become_si_units_and_defaults_are_lossless(good: str) -> None
     assert (default.tenant, default.max_quality_loss_nats, default.slo) == ("default", 0, None)
 
 
-def test_the_example_policy_of_the_repository_is_right() -> None:
-    (policy,) = load_policies(Path(__file__).parents[2] / "policies")
-    assert [service_class.name for service_class in policy.classes] == ["chat", "default"]
+def test_the_example_policies_of_the_repository_are_right() -> None:
+    chat, video = load_policies(Path(__file__).parents[2] / "policies")
+    assert [service_class.name for service_class in chat.classes] == ["chat", "default"]
+    assert (video.kind, [service_class.name for service_class in video.classes]) == (
+        PlaneKind.LONGLIVE,
+        ["live", "default"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,7 +66,8 @@ def test_the_example_policy_of_the_repository_is_right() -> None:
         ("10Gbit", "-1Gbit", 'links.default.rate: "-1Gbit" is negative'),
         ("10Gbit", "[1]", "5:25: links.default.rate: must be a number with a unit, not a list"),
         ("default: {rate", "'a b': {rate", '5:9: links.a b: unknown key (known: default)'),
-        ("weight: 3", "weight: -1", "7:26: tenants[0].weight: -1 is not above 0"),
+        ("weight: 3", "weight: -1", "7:26: tenants[0].weight: -1 is below 1e-06"),
+        ("weight: 3", "weight: 1e-320", "7:26: tenants[0].weight: 1e-320 is below 1e-06"),
         ("weight: 3", "weight: true", "7:26: tenants[0].weight: must be a number, not true"),
         ("weight: 3", 'weight: "3"', '7:26: tenants[0].weight: must be a number, not "3"'),
         ("weight: 3", "weight: .nan", "7:26: tenants[0].weight: .nan is not a finite number"),
@@ -151,7 +156,7 @@ def test_all_problems_of_all_files_are_reported_at_once(good: str) -> None:
         'a.yaml:15:17: classes[0].slo.ttft: "300" has no unit (write 300ms or 0.3s)',
         "a.yaml:18:5: classes[1]: has no match, so no request would ever belong to it (give match: {extra_key: ...})",
         "b.yaml:4:9: select: selects the same planes as another policy (first at a.yaml:4:9) (merge the two)",
-        "b.yaml:7:26: tenants[0].weight: 0 is not above 0",
+        "b.yaml:7:26: tenants[0].weight: 0 is below 1e-06",
         "c.yaml:1:1: the file must be a mapping",
     ]  # fmt: skip
 

@@ -7,54 +7,32 @@ size is that large, so such a number is a negative one that wrapped, or garbage.
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TypeVar
-
 from controld.contract.configuration import Configuration
 from controld.contract.decision import Arm, ClassRule, DecisionTable, Mixture
 from controld.contract.effect import Effect, Half, Path, Verdict
 from controld.contract.errors import FieldError
 from controld.contract.rpc import fleet_pb2 as pb
+from controld.contract.rpc.checks import (
+    MAX_TEXT_CHARACTERS,
+    checked_count,
+    checked_enum,
+    checked_text,
+)
+from controld.contract.rpc.convert_video import (
+    engine_setting_from_proto,
+    engine_setting_to_proto,
+    engine_state_from_proto,
+    engine_state_to_proto,
+)
 from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource, TenantShare
 from controld.contract.telemetry import LinkEstimate, Telemetry
 from controld.contract.trial import CoderMeasurement, SegmentLoss, TrialOutcome, TrialStatus, TrialTask
+from controld.contract.video import EngineSetting
 
 PROTOCOL_VERSION = 1
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Limit of one gRPC message, set on both ends."""
-
-MAX_COUNT = 2**53
-MAX_NAME_CHARACTERS = 256
-MAX_TEXT_CHARACTERS = 4096
-
-_E = TypeVar("_E", bound=StrEnum)
-
-
-def checked_count(value: int, field: str) -> int:
-    """An integer that can be a count, size or version. Raises: FieldError."""
-    if not 0 <= value <= MAX_COUNT:
-        raise FieldError(field, f"{value} is not in [0, 2^53]", code="rpc.number")
-    return value
-
-
-def checked_text(value: str, field: str, limit: int = MAX_NAME_CHARACTERS) -> str:
-    """A text of bounded length without control characters (but line breaks and tabs). Raises: FieldError."""
-    if len(value) > limit:
-        raise FieldError(field, f"has {len(value)} characters, more than {limit}", code="rpc.text")
-    if not value.isprintable() and any(ord(c) < 32 and c not in "\n\t\r" for c in value):
-        raise FieldError(field, "holds control characters", code="rpc.text")
-    return value
-
-
-def checked_enum(kind: type[_E], value: str, field: str) -> _E:
-    """A member of an enumeration by its value. Raises: FieldError."""
-    try:
-        return kind(value)
-    except ValueError:
-        allowed = ", ".join(member.value for member in kind)
-        raise FieldError(field, f"{value!r} is unknown", hint=f"one of {allowed}", code="rpc.enum") from None
-
 
 # ------------------------------------------------------------------------------------------- decision table
 
@@ -75,7 +53,15 @@ def decision_table_to_proto(table: DecisionTable) -> pb.DecisionTable:
             )
             for arm in table.arms
         ],
-        mixtures=[pb.Mixture(arms=mixture.arms, weights=mixture.weights) for mixture in table.mixtures],
+        mixtures=[
+            pb.Mixture(
+                arms=mixture.arms,
+                weights=mixture.weights,
+                raw_below_s=mixture.raw_below_s,
+                raw_below_s_per_byte=mixture.raw_below_s_per_byte,
+            )
+            for mixture in table.mixtures
+        ],
         cells=table.cells,
         prior_bandwidth_bytes_per_s=table.prior_bandwidth_bytes_per_s,
         guard_sample=table.guard_sample,
@@ -103,7 +89,9 @@ def decision_table_from_proto(message: pb.DecisionTable, *, version: int) -> Dec
             Arm(arm.arm_id, Configuration.from_json(arm.configuration_json) if arm.configuration_json else None)
             for arm in message.arms
         ),
-        mixtures=tuple(Mixture(tuple(m.arms), tuple(m.weights)) for m in message.mixtures),
+        mixtures=tuple(
+            Mixture(tuple(m.arms), tuple(m.weights), m.raw_below_s, m.raw_below_s_per_byte) for m in message.mixtures
+        ),
         cells=tuple(message.cells),
         prior_bandwidth_bytes_per_s=message.prior_bandwidth_bytes_per_s,
         guard_sample=message.guard_sample,
@@ -163,6 +151,8 @@ def resource_to_proto(resource: Resource) -> pb.Resource:
         return pb.Resource(name=resource.name, decision_table=decision_table_to_proto(payload))
     if isinstance(payload, ClassRules):
         return pb.Resource(name=resource.name, class_rules=class_rules_to_proto(payload))
+    if isinstance(payload, EngineSetting):
+        return pb.Resource(name=resource.name, engine_setting=engine_setting_to_proto(payload))
     return pb.Resource(
         name=resource.name,
         calibrated_artefact=pb.CalibratedArtefact(
@@ -184,6 +174,8 @@ def resource_from_proto(message: pb.Resource, *, version: int) -> Resource | Non
         return Resource(message.name, decision_table_from_proto(message.decision_table, version=version))
     if kind == "class_rules":
         return Resource(message.name, class_rules_from_proto(message.class_rules))
+    if kind == "engine_setting":
+        return Resource(message.name, engine_setting_from_proto(message.engine_setting))
     artefact = message.calibrated_artefact
     return Resource(message.name, CalibratedArtefact(artefact.sha256, artefact.model_fingerprint, artefact.content))
 
@@ -289,6 +281,7 @@ def telemetry_to_proto(telemetry: Telemetry) -> pb.Telemetry:
         ],
         counters=telemetry.counters,
         lease_left_s=telemetry.lease_left_s,
+        engine=None if telemetry.engine is None else engine_state_to_proto(telemetry.engine),
     )
 
 
@@ -324,6 +317,7 @@ def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
             for name, value in message.counters.items()
         },
         lease_left_s=message.lease_left_s,
+        engine=engine_state_from_proto(message.engine) if message.HasField("engine") else None,
     )
 
 

@@ -7,20 +7,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "ack", "nack", "effects", "telemetry", "trial_result")
+    __slots__ = ("hello", "ack", "nack", "effects", "telemetry", "trial_result", "setting_applied", "chunk_reports")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     NACK_FIELD_NUMBER: _ClassVar[int]
     EFFECTS_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_FIELD_NUMBER: _ClassVar[int]
     TRIAL_RESULT_FIELD_NUMBER: _ClassVar[int]
+    SETTING_APPLIED_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_REPORTS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ack: Ack
     nack: Nack
     effects: EffectReport
     telemetry: Telemetry
     trial_result: TrialResult
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., effects: _Optional[_Union[EffectReport, _Mapping]] = ..., telemetry: _Optional[_Union[Telemetry, _Mapping]] = ..., trial_result: _Optional[_Union[TrialResult, _Mapping]] = ...) -> None: ...
+    setting_applied: SettingApplied
+    chunk_reports: ChunkReports
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., effects: _Optional[_Union[EffectReport, _Mapping]] = ..., telemetry: _Optional[_Union[Telemetry, _Mapping]] = ..., trial_result: _Optional[_Union[TrialResult, _Mapping]] = ..., setting_applied: _Optional[_Union[SettingApplied, _Mapping]] = ..., chunk_reports: _Optional[_Union[ChunkReports, _Mapping]] = ...) -> None: ...
 
 class ControlMessage(_message.Message):
     __slots__ = ("welcome", "reject", "snapshot", "lease_renewal", "effect_ack", "trial_request", "trial_cancel", "drain")
@@ -95,14 +99,16 @@ class Hardware(_message.Message):
     def __init__(self, device: _Optional[str] = ..., torch_version: _Optional[str] = ..., threads: _Optional[int] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("space_json", "tiers", "resource_kinds")
+    __slots__ = ("space_json", "tiers", "resource_kinds", "engine")
     SPACE_JSON_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_KINDS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     space_json: str
     tiers: _containers.RepeatedScalarFieldContainer[str]
     resource_kinds: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, space_json: _Optional[str] = ..., tiers: _Optional[_Iterable[str]] = ..., resource_kinds: _Optional[_Iterable[str]] = ...) -> None: ...
+    engine: EngineFacts
+    def __init__(self, space_json: _Optional[str] = ..., tiers: _Optional[_Iterable[str]] = ..., resource_kinds: _Optional[_Iterable[str]] = ..., engine: _Optional[_Union[EngineFacts, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "server_id", "policy_generation", "effects_acked_up_to")
@@ -153,16 +159,18 @@ class Snapshot(_message.Message):
     def __init__(self, version: _Optional[int] = ..., nonce: _Optional[str] = ..., ttl_s: _Optional[float] = ..., resources: _Optional[_Iterable[_Union[Resource, _Mapping]]] = ..., removed: _Optional[_Iterable[str]] = ..., page_index: _Optional[int] = ..., page_count: _Optional[int] = ..., policy_generation: _Optional[int] = ...) -> None: ...
 
 class Resource(_message.Message):
-    __slots__ = ("name", "decision_table", "class_rules", "calibrated_artefact")
+    __slots__ = ("name", "decision_table", "class_rules", "calibrated_artefact", "engine_setting")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DECISION_TABLE_FIELD_NUMBER: _ClassVar[int]
     CLASS_RULES_FIELD_NUMBER: _ClassVar[int]
     CALIBRATED_ARTEFACT_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_SETTING_FIELD_NUMBER: _ClassVar[int]
     name: str
     decision_table: DecisionTable
     class_rules: ClassRules
     calibrated_artefact: CalibratedArtefact
-    def __init__(self, name: _Optional[str] = ..., decision_table: _Optional[_Union[DecisionTable, _Mapping]] = ..., class_rules: _Optional[_Union[ClassRules, _Mapping]] = ..., calibrated_artefact: _Optional[_Union[CalibratedArtefact, _Mapping]] = ...) -> None: ...
+    engine_setting: EngineSetting
+    def __init__(self, name: _Optional[str] = ..., decision_table: _Optional[_Union[DecisionTable, _Mapping]] = ..., class_rules: _Optional[_Union[ClassRules, _Mapping]] = ..., calibrated_artefact: _Optional[_Union[CalibratedArtefact, _Mapping]] = ..., engine_setting: _Optional[_Union[EngineSetting, _Mapping]] = ...) -> None: ...
 
 class DecisionTable(_message.Message):
     __slots__ = ("tier", "link_group", "classes", "size_edges_bytes", "bandwidth_edges_bytes_per_s", "load_edges", "arms", "mixtures", "cells", "prior_bandwidth_bytes_per_s", "guard_sample")
@@ -199,12 +207,16 @@ class Arm(_message.Message):
     def __init__(self, arm_id: _Optional[str] = ..., configuration_json: _Optional[str] = ...) -> None: ...
 
 class Mixture(_message.Message):
-    __slots__ = ("arms", "weights")
+    __slots__ = ("arms", "weights", "raw_below_s", "raw_below_s_per_byte")
     ARMS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    RAW_BELOW_S_FIELD_NUMBER: _ClassVar[int]
+    RAW_BELOW_S_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
     arms: _containers.RepeatedScalarFieldContainer[int]
     weights: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, arms: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
+    raw_below_s: float
+    raw_below_s_per_byte: float
+    def __init__(self, arms: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ..., raw_below_s: _Optional[float] = ..., raw_below_s_per_byte: _Optional[float] = ...) -> None: ...
 
 class ClassRules(_message.Message):
     __slots__ = ("rules", "tenants")
@@ -347,7 +359,7 @@ class Effect(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., transfer_id: _Optional[str] = ..., half: _Optional[str] = ..., arm_id: _Optional[str] = ..., table_version: _Optional[int] = ..., service_class: _Optional[str] = ..., tier: _Optional[str] = ..., link_group: _Optional[str] = ..., tokens: _Optional[int] = ..., chunks: _Optional[int] = ..., raw_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., encode_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., total_s: _Optional[float] = ..., path: _Optional[str] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., expected_bytes: _Optional[float] = ..., bandwidth_bytes_per_s: _Optional[float] = ..., load: _Optional[float] = ..., explored: _Optional[bool] = ..., finished_unix_s: _Optional[float] = ..., reconstruction_error: _Optional[float] = ...) -> None: ...
 
 class Telemetry(_message.Message):
-    __slots__ = ("attached", "attach_reason", "applied_version", "links", "counters", "lease_left_s")
+    __slots__ = ("attached", "attach_reason", "applied_version", "links", "counters", "lease_left_s", "engine")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -361,13 +373,15 @@ class Telemetry(_message.Message):
     LINKS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     LEASE_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     attached: bool
     attach_reason: str
     applied_version: int
     links: _containers.RepeatedCompositeFieldContainer[LinkEstimate]
     counters: _containers.ScalarMap[str, int]
     lease_left_s: float
-    def __init__(self, attached: _Optional[bool] = ..., attach_reason: _Optional[str] = ..., applied_version: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkEstimate, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., lease_left_s: _Optional[float] = ...) -> None: ...
+    engine: EngineState
+    def __init__(self, attached: _Optional[bool] = ..., attach_reason: _Optional[str] = ..., applied_version: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkEstimate, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., lease_left_s: _Optional[float] = ..., engine: _Optional[_Union[EngineState, _Mapping]] = ...) -> None: ...
 
 class LinkEstimate(_message.Message):
     __slots__ = ("link_group", "tier", "bandwidth_bytes_per_s", "bandwidth_sd_bytes_per_s", "bandwidth_age_s", "offered_bytes_per_s", "offered_sd_bytes_per_s", "backlog_bytes", "transfers", "offered_by_class_bytes_per_s")
@@ -485,3 +499,164 @@ class CoderMeasurement(_message.Message):
     encode_s: float
     decode_s: float
     def __init__(self, code: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., segment: _Optional[int] = ..., raw_bytes: _Optional[int] = ..., wire_bytes: _Optional[int] = ..., encode_s: _Optional[float] = ..., decode_s: _Optional[float] = ...) -> None: ...
+
+class EngineSetting(_message.Message):
+    __slots__ = ("setting_id", "configuration_json", "reason")
+    SETTING_ID_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURATION_JSON_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    setting_id: str
+    configuration_json: str
+    reason: str
+    def __init__(self, setting_id: _Optional[str] = ..., configuration_json: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class EngineFacts(_message.Message):
+    __slots__ = ("engine", "transitions", "chunk_latents", "frames_per_chunk", "sessions", "backends", "left_out")
+    class TransitionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class BackendsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class LeftOutEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    TRANSITIONS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_LATENTS_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_PER_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    BACKENDS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    engine: str
+    transitions: _containers.ScalarMap[str, str]
+    chunk_latents: int
+    frames_per_chunk: int
+    sessions: int
+    backends: _containers.ScalarMap[str, str]
+    left_out: _containers.ScalarMap[str, str]
+    def __init__(self, engine: _Optional[str] = ..., transitions: _Optional[_Mapping[str, str]] = ..., chunk_latents: _Optional[int] = ..., frames_per_chunk: _Optional[int] = ..., sessions: _Optional[int] = ..., backends: _Optional[_Mapping[str, str]] = ..., left_out: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class EngineState(_message.Message):
+    __slots__ = ("setting_id", "setting_version", "chunk", "sessions", "memory_limit_bytes")
+    class SessionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    SETTING_ID_FIELD_NUMBER: _ClassVar[int]
+    SETTING_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    setting_id: str
+    setting_version: int
+    chunk: int
+    sessions: _containers.ScalarMap[str, int]
+    memory_limit_bytes: int
+    def __init__(self, setting_id: _Optional[str] = ..., setting_version: _Optional[int] = ..., chunk: _Optional[int] = ..., sessions: _Optional[_Mapping[str, int]] = ..., memory_limit_bytes: _Optional[int] = ...) -> None: ...
+
+class SettingApplied(_message.Message):
+    __slots__ = ("version", "setting_id", "chunk", "transition", "seconds", "keeps_kv", "refused")
+    class RefusedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SETTING_ID_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    TRANSITION_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_KV_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    setting_id: str
+    chunk: int
+    transition: str
+    seconds: float
+    keeps_kv: bool
+    refused: _containers.ScalarMap[str, str]
+    def __init__(self, version: _Optional[int] = ..., setting_id: _Optional[str] = ..., chunk: _Optional[int] = ..., transition: _Optional[str] = ..., seconds: _Optional[float] = ..., keeps_kv: _Optional[bool] = ..., refused: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ChunkReports(_message.Message):
+    __slots__ = ("reports",)
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    reports: _containers.RepeatedCompositeFieldContainer[ChunkReport]
+    def __init__(self, reports: _Optional[_Iterable[_Union[ChunkReport, _Mapping]]] = ...) -> None: ...
+
+class ChunkReport(_message.Message):
+    __slots__ = ("session_id", "service_class", "setting_id", "chunk", "session_chunk", "frames", "denoise_s", "recache_s", "vae_s", "vae_overlap", "total_s", "first_frame_s", "fps_denoise", "fps_end_to_end", "memory", "communication_bytes", "kv_signal_to_noise_db", "latent_sd", "drift", "flicker", "has_nan")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_CLASS_FIELD_NUMBER: _ClassVar[int]
+    SETTING_ID_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    SESSION_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    DENOISE_S_FIELD_NUMBER: _ClassVar[int]
+    RECACHE_S_FIELD_NUMBER: _ClassVar[int]
+    VAE_S_FIELD_NUMBER: _ClassVar[int]
+    VAE_OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FRAME_S_FIELD_NUMBER: _ClassVar[int]
+    FPS_DENOISE_FIELD_NUMBER: _ClassVar[int]
+    FPS_END_TO_END_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    COMMUNICATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_SIGNAL_TO_NOISE_DB_FIELD_NUMBER: _ClassVar[int]
+    LATENT_SD_FIELD_NUMBER: _ClassVar[int]
+    DRIFT_FIELD_NUMBER: _ClassVar[int]
+    FLICKER_FIELD_NUMBER: _ClassVar[int]
+    HAS_NAN_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    service_class: str
+    setting_id: str
+    chunk: int
+    session_chunk: int
+    frames: int
+    denoise_s: _containers.RepeatedScalarFieldContainer[float]
+    recache_s: float
+    vae_s: float
+    vae_overlap: float
+    total_s: float
+    first_frame_s: float
+    fps_denoise: float
+    fps_end_to_end: float
+    memory: MemorySplit
+    communication_bytes: int
+    kv_signal_to_noise_db: float
+    latent_sd: float
+    drift: float
+    flicker: float
+    has_nan: bool
+    def __init__(self, session_id: _Optional[str] = ..., service_class: _Optional[str] = ..., setting_id: _Optional[str] = ..., chunk: _Optional[int] = ..., session_chunk: _Optional[int] = ..., frames: _Optional[int] = ..., denoise_s: _Optional[_Iterable[float]] = ..., recache_s: _Optional[float] = ..., vae_s: _Optional[float] = ..., vae_overlap: _Optional[float] = ..., total_s: _Optional[float] = ..., first_frame_s: _Optional[float] = ..., fps_denoise: _Optional[float] = ..., fps_end_to_end: _Optional[float] = ..., memory: _Optional[_Union[MemorySplit, _Mapping]] = ..., communication_bytes: _Optional[int] = ..., kv_signal_to_noise_db: _Optional[float] = ..., latent_sd: _Optional[float] = ..., drift: _Optional[float] = ..., flicker: _Optional[float] = ..., has_nan: _Optional[bool] = ...) -> None: ...
+
+class MemorySplit(_message.Message):
+    __slots__ = ("weights_bytes", "kv_bytes", "activation_bytes", "peak_bytes", "reserved_bytes")
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    weights_bytes: int
+    kv_bytes: int
+    activation_bytes: int
+    peak_bytes: int
+    reserved_bytes: int
+    def __init__(self, weights_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,72 @@
+"""Profiles of video settings as one JSON document: what a plane's profiler writes and an import reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from controld.candidates.exchange import read_json_object, require_keys
+from controld.candidates.video_profile import VideoProfile
+from controld.contract.errors import FieldError
+from controld.store.records import ProfileKey, ProfileRecord
+
+FORMAT = "controld-video-profiles"
+VERSION = 1
+
+
+def is_video_export(text: str) -> bool:
+    """Whether a document says that it is of this format. Raises: FieldError: not a JSON object."""
+    return read_json_object(text).get("format") == FORMAT
+
+
+def read_video_profiles(text: str, *, latest_unix_s: float = math.inf) -> list[VideoProfile]:
+    """The profiles of a document.
+
+    Args:
+        text: JSON: `format`, `version` and `profiles`, each as `VideoProfile.to_json` writes it.
+        latest_unix_s: nothing may be measured after this.
+
+    Raises:
+        FieldError: anything in it is not as it must be; the field is named by its path.
+    """
+    document = read_json_object(text)
+    require_keys(document, "", ("format", "version", "profiles"))
+    if document["format"] != FORMAT:
+        raise FieldError("format", f"{document['format']!r} is not {FORMAT!r}")
+    if document["version"] != VERSION or isinstance(document["version"], bool):
+        raise FieldError("version", f"{document['version']!r} is not {VERSION}")
+    if not isinstance(document["profiles"], list):
+        raise FieldError("profiles", "is not a list")
+    found: dict[ProfileKey, VideoProfile] = {}
+    for index, entry in enumerate(document["profiles"]):
+        path = f"profiles[{index}]"
+        if not isinstance(entry, dict):
+            raise FieldError(path, "is not a JSON object")
+        try:
+            profile = VideoProfile.from_document(entry)
+        except FieldError as error:
+            raise FieldError(f"{path}.{error.field}", error.problem) from error
+        if profile.measured_unix_s > latest_unix_s:
+            raise FieldError(f"{path}.measured_unix_s", "is in the future", hint="check both clocks")
+        if found.setdefault(video_key(profile), profile) is not profile:
+            raise FieldError(path, "comes twice: same model, workload, setting and hardware")
+    return list(found.values())
+
+
+def video_key(profile: VideoProfile) -> ProfileKey:
+    """Where the store keeps it."""
+    return ProfileKey(
+        model_fingerprint=profile.model_fingerprint,
+        workload=profile.workload,
+        config_id=profile.setting_id,
+        sender_hardware=profile.hardware,
+        receiver_hardware=profile.hardware,
+    )
+
+
+def video_records(profiles: Sequence[VideoProfile]) -> list[ProfileRecord]:
+    """The rows of profiles."""
+    return [
+        ProfileRecord(key=video_key(one), document=one.to_json(), updated_unix_s=one.measured_unix_s)
+        for one in profiles
+    ]

@@ -1,0 +1,171 @@
+"""A video engine's setting with what is known of it: measured on this engine, or published by others; never mixed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from controld.candidates.statistics import upper_bound_95
+from controld.contract.configuration import Configuration
+from controld.contract.errors import FieldError
+
+_FORMAT = 1
+KIND = "video"
+"""`kind` of the documents; a KV profile's has none."""
+
+MAX_SECONDS = 86_400.0
+MAX_BYTES = 2**53
+MAX_LOSS = 1e6
+
+_TEXTS = ("workload", "model_fingerprint", "hardware", "provenance")
+
+
+class Source(StrEnum):
+    """Where a profile's numbers come from."""
+
+    MEASURED = "measured"
+    PUBLISHED = "published"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoMemory:
+    """Device memory in bytes: weights once, a KV window for each session, and the activations of one step."""
+
+    weights_bytes: int
+    kv_bytes: int
+    activation_bytes: int
+
+    def total(self, sessions: int) -> int:
+        """Of an engine with so many sessions."""
+        return self.weights_bytes + sessions * self.kv_bytes + self.activation_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoProfile:
+    """A setting.
+
+    Args:
+        workload, model_fingerprint, hardware: what it was measured with.
+        forward_s: seconds of one forward pass over a chunk; a chunk of S steps takes S + 1 of them.
+        vae_s: seconds of decoding a chunk.
+        frames_per_chunk: pixel frames.
+        loss_mean: by how much the relative error of latents rises against the reference setting, mean over segments;
+            None: never measured. Of a published profile in the publication's own unit, named in `provenance`.
+        loss_se, loss_samples: standard error over segments, and how many there were.
+        memory: None: not known.
+        drift: of latents from the sink's at the end of a clip, in the sink's deviations; None: not measured.
+        motion: mean absolute difference of neighbouring frames (published: dynamic degree); None: not measured.
+        provenance: study and trial, or the publication.
+
+    Raises:
+        FieldError: a number is out of range; the field is named.
+    """
+
+    configuration: Configuration
+    source: Source
+    forward_s: float
+    vae_s: float
+    frames_per_chunk: int
+    workload: str = ""
+    model_fingerprint: str = ""
+    hardware: str = ""
+    loss_mean: float | None = None
+    loss_se: float = 0.0
+    loss_samples: int = 0
+    memory: VideoMemory | None = None
+    drift: float | None = None
+    motion: float | None = None
+    measured_unix_s: float = 0.0
+    provenance: str = ""
+
+    def __post_init__(self) -> None:
+        steps = self.configuration.get("steps")
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise FieldError("video_profile.configuration.steps", f"{steps!r} is no number of steps")
+        for name, value, low, high in (
+            ("forward_s", self.forward_s, 0.0, MAX_SECONDS),
+            ("vae_s", self.vae_s, 0.0, MAX_SECONDS),
+            ("frames_per_chunk", self.frames_per_chunk, 1, 2**31 - 1),
+            ("loss_mean", self.loss_mean, -MAX_LOSS, MAX_LOSS),
+            ("loss_se", self.loss_se, 0.0, MAX_LOSS),
+            ("loss_samples", self.loss_samples, 0, 2**31 - 1),
+            ("drift", self.drift, 0.0, MAX_LOSS),
+            ("motion", self.motion, 0.0, MAX_LOSS),
+            ("measured_unix_s", self.measured_unix_s, 0.0, 253_402_300_799.0),
+        ):
+            # Written so that NaN is refused too.
+            if value is not None and not low <= value <= high:
+                raise FieldError(f"video_profile.{name}", f"{value!s:.40} is not in {low:g}..{high:g}")
+        for name, size in asdict(self.memory).items() if self.memory is not None else ():
+            if not isinstance(size, int) or not 0 <= size <= MAX_BYTES:
+                raise FieldError(f"video_profile.memory.{name}", f"{size!s:.40} is not a size in bytes")
+
+    @property
+    def setting_id(self) -> str:
+        """Id of the configuration."""
+        return self.configuration.config_id
+
+    @property
+    def steps(self) -> int:
+        """Denoising steps of a chunk."""
+        return int(self.configuration["steps"])
+
+    @property
+    def loss_upper(self) -> float:
+        """One-sided 95 % upper bound of the loss; infinite where it was not measured.
+
+        A publication gives no standard error, so its mean stands for it.
+        """
+        if self.loss_mean is None:
+            return math.inf
+        if self.source is Source.PUBLISHED:
+            return self.loss_mean
+        return upper_bound_95(self.loss_mean, self.loss_se, self.loss_samples)
+
+    def to_json(self) -> str:
+        """Canonical JSON."""
+        document = {**asdict(self), "kind": KIND, "format": _FORMAT, "configuration": dict(self.configuration)}
+        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> VideoProfile:
+        """Raises: FieldError: another kind or format, a missing, unknown or impossible field."""
+        values = dict(document)
+        if values.pop("kind", None) != KIND or values.pop("format", None) != _FORMAT:
+            raise FieldError("video_profile.format", f"is not {KIND} {_FORMAT}")
+        for name in _TEXTS:
+            if not isinstance(values.get(name, ""), str):
+                raise FieldError(f"video_profile.{name}", "is not a text")
+        try:
+            memory = values.pop("memory", None)
+            return cls(
+                **{
+                    **values,
+                    "configuration": Configuration(values["configuration"]),
+                    "source": Source(values["source"]),
+                    "memory": None if memory is None else VideoMemory(**memory),
+                }
+            )
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            raise FieldError("video_profile", f"not a profile: {error}") from error
+
+    @classmethod
+    def from_json(cls, text: str) -> VideoProfile:
+        """Parse what `to_json` wrote. Raises: FieldError."""
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise FieldError("video_profile", f"not JSON: {error}") from error
+        if not isinstance(document, dict):
+            raise FieldError("video_profile", "not a JSON object")
+        return cls.from_document(document)
+
+
+def is_video_document(text: str) -> bool:
+    """Whether a stored profile is a video engine's."""
+    # Documents are canonical JSON, so no KV profile's text can hold this outside of a string.
+    return f'"kind":"{KIND}"' in text

@@ -1,0 +1,164 @@
+"""Cost model of a video engine: what a chunk takes under a setting.
+
+A chunk of S denoising steps takes S + 1 forward passes, for one more writes its clean keys and values. Decoding runs
+beside the next chunk's passes where it is asynchronous, so a chunk then takes max(DiT, VAE), else DiT + VAE. Sessions
+take turns: each gets the engine's frames divided by their number. Memory is weights + a KV window a session +
+activations. (LongLive-2.0, arXiv 2605.18739, tables 3: 32/29.7 s for five passes and 32/45.7 s for three agree within
+8 % on one pass.)
+
+Each stage has a posterior of log(observed / predicted), as a transfer's stages have; the whole chunk has one of its
+own, for what overlaps on paper shares a machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import NormalDist
+
+from controld.candidates.video_profile import VideoProfile
+from controld.contract.video import ChunkReport
+from controld.controller.posterior import LogRatioPosterior, StageCorrection, StagePrior
+
+ASYNCHRONOUS = frozenset({"async", "pipeline"})
+AT_THE_END = "batch"
+"""This mode decodes nothing before the clip is whole."""
+
+
+class VideoStage(StrEnum):
+    """What is corrected by chunk reports."""
+
+    FORWARD = "forward"
+    VAE = "vae"
+    CHUNK = "chunk"
+
+
+LOCAL_PRIORS = {
+    VideoStage.FORWARD: StagePrior(0.15**2, 0.10**2),
+    VideoStage.VAE: StagePrior(0.15**2, 0.15**2),
+    VideoStage.CHUNK: StagePrior(0.10**2, 0.10**2),
+}
+"""Measured on this hardware."""
+
+FOREIGN_PRIORS = {
+    **LOCAL_PRIORS,
+    VideoStage.FORWARD: StagePrior(0.5**2, 0.10**2),
+    VideoStage.VAE: StagePrior(0.5**2, 0.15**2),
+}
+"""Measured elsewhere, or published: right within a factor of 1.6, two times in three."""
+
+EXACT = StageCorrection(0.0, 0.0, 0.0, 0.0)
+"""Taken as it stands: nothing learned, no scatter."""
+
+Corrections = Mapping[VideoStage, StageCorrection]
+POOLED_AFTER = 4.0
+"""Observations after which an arm says as much of the machine as everything that was known before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoPrediction:
+    """What an engine would do under a setting, with so many sessions.
+
+    Args:
+        dit_s, vae_s, chunk_s: of one chunk, posterior means.
+        slow_chunk_s: the percentile of chunks that the targets name takes no longer.
+        fps_denoise: of the denoising loop alone, the whole engine's, at that percentile.
+        fps_end_to_end: of each session, decoding included, at that percentile.
+        first_frame_s: from opening a session beside the others to its first frame; infinite where it comes with the
+            last.
+        memory_bytes: None: not known.
+    """
+
+    dit_s: float
+    vae_s: float
+    chunk_s: float
+    slow_chunk_s: float
+    fps_denoise: float
+    fps_end_to_end: float
+    first_frame_s: float
+    memory_bytes: int | None
+
+
+def predict(
+    profile: VideoProfile, *, sessions: int = 1, percentile: float = 50.0, corrections: Corrections | None = None
+) -> VideoPrediction:
+    """What a setting costs.
+
+    Args:
+        sessions: that take turns, at least 1.
+        percentile: of chunks, in (0, 100).
+        corrections: by stage; a stage that is missing is exact.
+    """
+    learned = {stage: (corrections or {}).get(stage, EXACT) for stage in VideoStage}
+    dit_s = learned[VideoStage.FORWARD].factor * profile.forward_s * (profile.steps + 1)
+    vae_s = learned[VideoStage.VAE].factor * profile.vae_s
+    chunk_s = learned[VideoStage.CHUNK].factor * together(profile, dit_s, vae_s)
+    z = NormalDist().inv_cdf(percentile / 100)
+    slow_dit = math.exp(z * _spread(learned[VideoStage.FORWARD]))
+    # The chunk's own scatter was observed with that of its stages in it; of theirs only what is not known yet adds.
+    slow = math.exp(z * math.sqrt(_spread(learned[VideoStage.CHUNK]) ** 2 + learned[VideoStage.FORWARD].variance))
+    slow_chunk_s = chunk_s * slow
+    mode = profile.configuration.get("vae")
+    waits_s = slow_chunk_s if sessions > 1 else 0.0
+    return VideoPrediction(
+        dit_s=dit_s,
+        vae_s=vae_s,
+        chunk_s=chunk_s,
+        slow_chunk_s=slow_chunk_s,
+        fps_denoise=_rate(profile.frames_per_chunk, dit_s * slow_dit),
+        fps_end_to_end=_rate(profile.frames_per_chunk, slow_chunk_s * sessions),
+        first_frame_s=math.inf if mode == AT_THE_END else waits_s + (dit_s + vae_s) * slow,
+        memory_bytes=None if profile.memory is None else profile.memory.total(sessions),
+    )
+
+
+def together(profile: VideoProfile, dit_s: float, vae_s: float) -> float:
+    """Seconds of a chunk from those of its two parts."""
+    return max(dit_s, vae_s) if profile.configuration.get("vae") in ASYNCHRONOUS else dit_s + vae_s
+
+
+def _spread(correction: StageCorrection) -> float:
+    return math.sqrt(correction.variance + correction.noise_variance)
+
+
+def _rate(frames: int, seconds: float) -> float:
+    return frames / seconds if seconds > 0 else math.inf
+
+
+def log_ratios(profile: VideoProfile, report: ChunkReport, corrections: Corrections) -> dict[VideoStage, float]:
+    """What one chunk says of each stage: log(observed / predicted); a stage that it says nothing of is absent.
+
+    The chunk's ratio is taken to what its own stages took, so that it learns the overlap and the rest alone; what is
+    still being decoded counts with what is known of it.
+    """
+    passes = len(report.denoise_s) + 1
+    vae_s = report.vae_s or corrections.get(VideoStage.VAE, EXACT).factor * profile.vae_s
+    pairs = {
+        VideoStage.FORWARD: (report.dit_s / passes, profile.forward_s),
+        VideoStage.VAE: (report.vae_s, profile.vae_s),
+        VideoStage.CHUNK: (report.total_s, together(profile, report.dit_s, vae_s)),
+    }
+    return {
+        stage: math.log(observed / predicted)
+        for stage, (observed, predicted) in pairs.items()
+        if observed > 0 and predicted > 0
+    }
+
+
+def pooled_logs(posteriors: Mapping[str, Mapping[VideoStage, LogRatioPosterior]], now_unix_s: float) -> dict[
+    VideoStage, float
+]:  # fmt: skip
+    """What all settings of an engine together say of its machine, by stage: the mean log ratio of well-known ones."""
+    pooled: dict[VideoStage, float] = {}
+    for stage in VideoStage:
+        total = weight = 0.0
+        for stages in posteriors.values():
+            posterior = stages.get(stage)
+            if posterior is not None and posterior.total:
+                known = posterior.faded_weight(now_unix_s)
+                trust = known / (known + POOLED_AFTER)
+                total, weight = total + trust * posterior.mean, weight + trust
+        pooled[stage] = total / max(weight, 1.0)
+    return pooled

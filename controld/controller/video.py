@@ -1,0 +1,346 @@
+"""The one setting that a video engine should run under, with the reasons. Pure.
+
+Gates, in order: what the engine offers, quality, the guard, memory, frames per second, the first frame. Among the
+settings that pass, the objective decides (quality first, then speed, unless the class wants otherwise). Where none
+passes, quality and the guard still hold, then memory, and of what is left the least violation wins.
+
+A change is not free: the engine stands still, and history may be lost. A setting in force that passes is only left for
+one whose gain over the horizon is more than that; one that fails is left at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from controld.candidates.video_profile import VideoProfile
+from controld.contract.video import Transition
+from controld.controller.knobs.video import VideoPrediction, predict
+from controld.controller.video_plan import ArmPlan, Gate, Rejection, VideoPlan
+from controld.controller.video_text import rate_text, seconds_text, setting_label, size_text
+from controld.controller.video_view import (
+    USUAL_SECONDS,
+    USUAL_WINDOW_CHUNKS,
+    EngineView,
+    Steering,
+    VideoGoal,
+    VideoObjective,
+)
+
+
+def decide_video(
+    goals: Sequence[VideoGoal], profiles: Iterable[VideoProfile], engine: EngineView, steering: Steering | None = None
+) -> VideoPlan:
+    """The setting for an engine.
+
+    Args:
+        goals: of the classes with open sessions (or the one that would be served first); at least one.
+        profiles: one for each setting.
+        steering: as usual unless given.
+    """
+    steering = steering or Steering()
+    wanted = _Wanted(goals, engine)
+    arms = [_Arm(profile, wanted, engine) for profile in profiles]
+    for arm in arms:
+        arm.reject(arms)
+    for arm, missed in [(arm, arm.missed()) for arm in arms]:
+        arm.check_use([other for other in arms if other is not arm and other.missed() <= missed])
+    current = next((arm for arm in arms if engine.in_force is not None and arm.id == engine.in_force.config_id), None)
+    passing = [arm for arm in arms if not arm.rejections]
+    allowed = [arm for arm in arms if not arm.has(Gate.OFFERED, Gate.QUALITY, Gate.ONLY, Gate.GUARD)]
+    if passing:
+        chosen, why = _among_passing(passing, current, wanted, engine, steering)
+    elif allowed:
+        chosen, why = _least_violation(allowed, current, steering)
+    else:
+        chosen, why = None, "no setting is within the quality limit: the engine keeps what it has"
+    return VideoPlan(
+        setting=chosen.profile.configuration if chosen is not None else None,
+        reason=why,
+        in_force=engine.in_force.config_id if engine.in_force is not None else "",
+        sessions=wanted.sessions,
+        classes=tuple(goal.service_class for goal in goals),
+        meets_targets=chosen is not None and not chosen.rejections,
+        arms=tuple(arm.plan(chosen, wanted) for arm in sorted(arms, key=lambda arm: arm.order(wanted, steering))),
+    )
+
+
+def _among_passing(
+    passing: Sequence[_Arm], current: _Arm | None, wanted: _Wanted, engine: EngineView, steering: Steering
+) -> tuple[_Arm, str]:
+    best = min(passing, key=lambda arm: arm.rank(wanted, steering, passing))
+    if current is None or current.rejections or best is current:
+        left = f", in place of {current.label}: {current.rejections[0].text}" if current and best is not current else ""
+        return best, f"the best by {wanted.objective.value} of {len(passing)} that meet all targets{left}"
+    # From here on the setting in force passes: leaving it must be worth it.
+    sure = [arm for arm in passing if arm is current or arm.clears(wanted, steering.margin)]
+    best = min(sure, key=lambda arm: arm.rank(wanted, steering, sure))
+    if best is current:
+        return current, "in force; what would be better does not clear the targets by the margin"
+    if engine.in_force_s < steering.dwell_s:
+        return current, f"in force for {engine.in_force_s:.1f} s only; {best.label} would be better"
+    gain, cost_s = best.gain_over(current, wanted, steering), best.switch_cost_s(current)
+    text = f"{gain:.1%} over {steering.horizon_s:g} s against {cost_s:.2g} s of standstill and lost history"
+    if gain == 0.0:
+        return current, f"in force, and as good as {best.label} within what was measured"
+    if gain * steering.horizon_s <= cost_s:
+        return current, f"in force; {best.label} would gain {text}"
+    return best, f"better by {wanted.objective.value} than {current.label}: {text}"
+
+
+def _least_violation(allowed: Sequence[_Arm], current: _Arm | None, steering: Steering) -> tuple[_Arm, str]:
+    best = min(allowed, key=_Arm.violation_order)
+    if current in allowed and current is not None:
+        same_gates = current.has(Gate.MEMORY) == best.has(Gate.MEMORY)
+        if same_gates and current.violation() <= best.violation() + steering.margin:
+            best = current
+    missed = "; ".join(rejection.text for rejection in best.rejections)
+    return best, f"no setting meets all targets; this one misses least: {missed}"
+
+
+class _Wanted:
+    """The goals of all classes as one: the strictest of each."""
+
+    def __init__(self, goals: Sequence[VideoGoal], engine: EngineView) -> None:
+        self.sessions = max(sum(goal.sessions for goal in goals), 1)
+        self.max_quality_loss = min(goal.max_quality_loss for goal in goals)
+        self.objective = goals[0].objective
+        self.percentile = max(goal.percentile for goal in goals)
+        self.fps = max(_given(goal.fps for goal in goals), default=None)
+        self.fps_denoise = max(_given(goal.fps_denoise for goal in goals), default=None)
+        self.first_frame_s = min(_given(goal.first_frame_s for goal in goals), default=None)
+        limits = (*(goal.memory_bytes for goal in goals), float(engine.memory_limit_bytes) or None)
+        self.memory_bytes = min(_given(limits), default=None)
+        self.only = frozenset(goal.only_setting for goal in goals if goal.only_setting is not None)
+
+
+def _given(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+class _Arm:
+    """A setting with what it would do here."""
+
+    def __init__(self, profile: VideoProfile, wanted: _Wanted, engine: EngineView) -> None:
+        self.profile = profile
+        self.id = profile.setting_id
+        self.label = setting_label(profile.configuration)
+        self._wanted = wanted
+        self._engine = engine
+        self.rejections: list[Rejection] = []
+        self.predicted: VideoPrediction = predict(
+            profile,
+            sessions=wanted.sessions,
+            percentile=wanted.percentile,
+            corrections=engine.corrections.get(self.id),
+        )
+        facts = engine.facts
+        if engine.in_force is None:
+            self.transition = Transition.NONE
+        elif facts is None:
+            self.transition = Transition.NONE if engine.in_force.config_id == self.id else Transition.RELOAD
+        else:
+            self.transition = facts.reach(engine.in_force, profile.configuration)
+        self.switch_s = engine.switch_seconds.get(self.transition, USUAL_SECONDS[self.transition])
+        self.keeps_kv = engine.keeps_kv.get(self.transition, self.transition <= Transition.NEXT_CALL)
+
+    def has(self, *gates: Gate) -> bool:
+        """Whether it is rejected by one of these."""
+        return any(rejection.gate in gates for rejection in self.rejections)
+
+    def reject(self, arms: Sequence[_Arm]) -> None:
+        """Note every gate that it does not pass."""
+        wanted, engine, seen = self._wanted, self._engine, self.predicted
+        if engine.offered is not None and self.id not in engine.offered:
+            self._out(Gate.OFFERED, None, None, self._left_out())
+        reason = engine.pins.reason(self.id, "")
+        if reason:
+            self._out(Gate.GUARD, None, None, f"out of use: {reason}")
+        if wanted.only and self.id not in wanted.only:
+            self._out(Gate.ONLY, None, None, "a class is pinned to another setting")
+        self._check_quality(arms)
+        limit = wanted.memory_bytes
+        if limit is not None and seen.memory_bytes is None:
+            self._out(Gate.MEMORY, None, limit, "its memory is not known, and there is a limit")
+        elif limit is not None and seen.memory_bytes is not None and seen.memory_bytes > limit:
+            text = f"needs {size_text(seen.memory_bytes)} of {size_text(limit)}"
+            self._out(Gate.MEMORY, seen.memory_bytes, limit, text)
+        for gate, value, target, what in (
+            (Gate.FPS, seen.fps_end_to_end, wanted.fps, "FPS end to end"),
+            (Gate.FPS_DENOISE, seen.fps_denoise, wanted.fps_denoise, "FPS of denoising"),
+        ):
+            if target is not None and value < target:
+                self._out(gate, value, target, f"{rate_text(value)} of {rate_text(target)} {what}")
+        first = wanted.first_frame_s
+        if first is not None and seen.first_frame_s > first:
+            at_end = math.isinf(seen.first_frame_s)
+            text = (
+                "the first frame comes with the last" if at_end else f"first after {seconds_text(seen.first_frame_s)}"
+            )
+            self._out(Gate.FIRST_FRAME, seen.first_frame_s, first, f"{text}, not {seconds_text(first)}")
+
+    def missed(self) -> frozenset[Gate]:
+        """The gates that it does not pass, but for that of being of use."""
+        return frozenset(rejection.gate for rejection in self.rejections) - {Gate.NO_USE}
+
+    def _out(self, gate: Gate, value: float | None, limit: float | None, text: str) -> None:
+        finite = value if value is None or math.isfinite(value) else None
+        self.rejections.append(Rejection(gate=gate, value=finite, limit=limit, text=text))
+
+    def _left_out(self) -> str:
+        facts = self._engine.facts
+        reasons = facts.left_out if facts is not None else {}
+        found = [
+            f"{name}={value}: {reasons[f'{name}={value}']}"
+            for name, value in self.profile.configuration.items()
+            if f"{name}={value}" in reasons
+        ]
+        return f"not offered by this engine: {'; '.join(found)}" if found else "not offered by this engine"
+
+    def _check_quality(self, arms: Sequence[_Arm]) -> None:
+        limit, loss = self._wanted.max_quality_loss, self.profile.loss_upper
+        if self.profile.loss_mean is None:
+            self._out(Gate.QUALITY, None, limit, "its loss was never measured")
+        elif loss > limit:
+            self._out(Gate.QUALITY, loss, limit, f"loss up to {loss:.3g}, above {limit:.3g}")
+        if self._engine.motion is None or self.profile.motion is None:
+            return
+        reference = _reference(arms)
+        if reference is None or not reference.profile.motion:
+            return
+        kept = self.profile.motion / reference.profile.motion
+        if kept < self._engine.motion:
+            text = f"keeps {kept:.0%} of the motion of {reference.label}, not {self._engine.motion:.0%}"
+            self._out(Gate.QUALITY, kept, self._engine.motion, text)
+
+    def check_use(self, others: Sequence[_Arm]) -> None:
+        """A setting that is slower than another one and in nothing better is of no use, whatever is wanted.
+
+        Args:
+            others: those that pass every gate that this one passes.
+        """
+        if self._engine.in_force is not None and self._engine.in_force.config_id == self.id:
+            return
+        better = [arm for arm in others if arm._is_no_worse(self) and arm._is_faster(self)]
+        if not better:
+            return
+        other = min(better, key=lambda arm: arm.predicted.chunk_s)
+        text = (
+            f"slower than {other.label} ({rate_text(self.predicted.fps_denoise)} against"
+            f" {rate_text(other.predicted.fps_denoise)} FPS of denoising, {rate_text(self.predicted.fps_end_to_end)}"
+            f" against {rate_text(other.predicted.fps_end_to_end)} end to end), and neither smaller nor better"
+        )
+        self._out(Gate.NO_USE, self.predicted.chunk_s, other.predicted.chunk_s, text)
+
+    def _is_faster(self, other: _Arm) -> bool:
+        mine, theirs = self.predicted, other.predicted
+        return mine.chunk_s < 0.98 * theirs.chunk_s and mine.dit_s <= theirs.dit_s * 1.001
+
+    def _is_no_worse(self, other: _Arm) -> bool:
+        if self.profile.loss_mean is None:
+            return False
+        mine, theirs = self.predicted.memory_bytes, other.predicted.memory_bytes
+        smaller = (mine is None and theirs is None) or (mine is not None and theirs is not None and mine <= theirs)
+        loss = other.profile.loss_mean
+        return smaller and (loss is None or self.profile.loss_mean <= loss)
+
+    def violation(self) -> float:
+        """By how much, of the target, the worst missed target is missed."""
+        return max((rejection.violation() for rejection in self.rejections), default=0.0)
+
+    def violation_order(self) -> tuple[object, ...]:
+        """Memory before all: an engine that runs out of it serves nobody."""
+        memory = next((r.violation() for r in self.rejections if r.gate is Gate.MEMORY), 0.0)
+        return memory, self.has(Gate.NO_USE), self.violation(), self.profile.loss_upper, self.predicted.chunk_s, self.id
+
+    def rank(self, wanted: _Wanted, steering: Steering, among: Sequence[_Arm]) -> tuple[object, ...]:
+        """Smallest first."""
+        loss, chunk_s = _loss(self), self.predicted.chunk_s
+        memory = self.predicted.memory_bytes or 0
+        if wanted.objective is VideoObjective.LATENCY:
+            fastest = min(arm.predicted.chunk_s for arm in among)
+            return chunk_s > fastest * (1 + steering.margin), loss, chunk_s, memory, self.id
+        if wanted.objective is VideoObjective.BYTES:
+            return memory, loss, chunk_s, self.id
+        best = min(among, key=_loss)
+        alike = max(steering.tie * wanted.max_quality_loss, _uncertain(self, best))
+        return max(loss - _loss(best) - alike, 0.0), chunk_s, memory, self.id
+
+    def order(self, wanted: _Wanted, steering: Steering) -> tuple[object, ...]:
+        """For showing: what passes first, the best of it on top."""
+        return bool(self.rejections), *self.rank(wanted, steering, [self])[:-1], self.id
+
+    def clears(self, wanted: _Wanted, margin: float) -> bool:
+        """Whether it passes by a margin, so that a change is not undone by the next chunk."""
+        seen = self.predicted
+        return (
+            (wanted.fps is None or seen.fps_end_to_end >= wanted.fps * (1 + margin))
+            and (wanted.fps_denoise is None or seen.fps_denoise >= wanted.fps_denoise * (1 + margin))
+            and (wanted.first_frame_s is None or seen.first_frame_s <= wanted.first_frame_s * (1 - margin))
+        )
+
+    def gain_over(self, current: _Arm, wanted: _Wanted, steering: Steering) -> float:
+        """What is won by leaving `current`, as a part of the limit, the chunk's time or the memory; 0: little."""
+        gain, least = self._gain_over(current, wanted), steering.least_gain
+        if wanted.objective is VideoObjective.QUALITY and _loss(current) - _loss(self) <= _uncertain(self, current):
+            least = steering.least_speed
+        return gain if gain >= least else 0.0
+
+    def _gain_over(self, current: _Arm, wanted: _Wanted) -> float:
+        if wanted.objective is VideoObjective.BYTES:
+            mine, theirs = self.predicted.memory_bytes, current.predicted.memory_bytes
+            return _saved(float(theirs or 0), float(mine or 0))
+        faster = _saved(current.predicted.chunk_s, self.predicted.chunk_s)
+        if wanted.objective is VideoObjective.LATENCY:
+            return faster
+        limit = max(wanted.max_quality_loss, _loss(current), 1e-12)
+        better = _loss(current) - _loss(self)
+        return better / limit if better > _uncertain(self, current) else faster
+
+    def switch_cost_s(self, current: _Arm) -> float:
+        """Seconds of standstill; lost history counts as the time in which it was made."""
+        if self.keeps_kv:
+            return self.switch_s
+        facts, window = self._engine.facts, current.profile.configuration.get("window")
+        chunks = window / facts.chunk_latents if facts and isinstance(window, int) else USUAL_WINDOW_CHUNKS
+        return self.switch_s + max(chunks, 1) * self.predicted.chunk_s
+
+    def plan(self, chosen: _Arm | None, wanted: _Wanted) -> ArmPlan:
+        """As it is kept and shown."""
+        seen = self.predicted
+        return ArmPlan(
+            setting_id=self.id,
+            label=self.label,
+            configuration=self.profile.configuration,
+            source=self.profile.source.value,
+            loss_mean=self.profile.loss_mean,
+            loss_upper=self.profile.loss_upper if math.isfinite(self.profile.loss_upper) else None,
+            fps_denoise=seen.fps_denoise,
+            fps_end_to_end=seen.fps_end_to_end,
+            chunk_s=seen.chunk_s,
+            first_frame_s=seen.first_frame_s if math.isfinite(seen.first_frame_s) else None,
+            memory_bytes=seen.memory_bytes,
+            transition=self.transition.name.lower(),
+            switch_s=self.switch_s,
+            keeps_kv=self.keeps_kv,
+            chosen=self is chosen,
+            rejections=tuple(self.rejections),
+        )
+
+
+def _reference(arms: Sequence[_Arm]) -> _Arm | None:
+    """The setting that loses nothing, or least."""
+    known = [arm for arm in arms if arm.profile.loss_mean is not None]
+    return min(known, key=lambda arm: (_loss(arm), arm.profile.loss_se, -(arm.profile.motion or 0.0)), default=None)
+
+
+def _loss(arm: _Arm) -> float:
+    return math.inf if arm.profile.loss_mean is None else max(arm.profile.loss_mean, 0.0)
+
+
+def _uncertain(one: _Arm, other: _Arm) -> float:
+    return math.hypot(one.profile.loss_se, other.profile.loss_se)
+
+
+def _saved(before: float, after: float) -> float:
+    return max(1.0 - after / before, 0.0) if before > 0 else 0.0

@@ -1,0 +1,162 @@
+"""What one video engine taught: its times by setting, what changes took, and which settings are out of use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from controld.candidates.video_profile import Source, VideoProfile
+from controld.contract.errors import FieldError
+from controld.contract.video import Applied, ChunkReport, Transition
+from controld.controller.guard import Pin, PinBoard
+from controld.controller.knobs.video import (
+    FOREIGN_PRIORS,
+    LOCAL_PRIORS,
+    Corrections,
+    VideoStage,
+    log_ratios,
+    pooled_logs,
+)
+from controld.controller.posterior import LogRatioPosterior, StagePrior
+from controld.controller.video_guard import PINNED_S, SettingEvidence, breach
+
+MAX_SETTINGS = 4096
+_SWITCH_WEIGHT = 0.3
+
+_Stages = dict[VideoStage, LogRatioPosterior]
+
+
+class EngineLessons:
+    """Of one engine; changed by its reports and answers, kept as JSON.
+
+    Attributes:
+        switch_seconds, keeps_kv: what changes took, by how far they reached.
+        pins: settings out of use.
+        chunks: reports that taught something.
+    """
+
+    def __init__(self) -> None:
+        self._stages: dict[str, _Stages] = {}
+        self._evidence: dict[str, SettingEvidence] = {}
+        self.switch_seconds: dict[Transition, float] = {}
+        self.keeps_kv: dict[Transition, bool] = {}
+        self.pins = PinBoard()
+        self.chunks = 0
+
+    def observe(
+        self,
+        report: ChunkReport,
+        profile: VideoProfile | None,
+        *,
+        hardware: str,
+        now_unix_s: float,
+        drift: float | None,
+        motion: float | None,
+    ) -> Pin | None:
+        """Learn from a chunk.
+
+        Args:
+            profile: of the setting that it ran under; None: nothing is known of it, and only the guard learns.
+            hardware: the engine's.
+            drift, motion: the guard's limits; None: any.
+
+        Returns:
+            The pin, where the chunk took its setting out of use.
+        """
+        setting_id = report.setting_id
+        if setting_id not in self._evidence and len(self._evidence) >= MAX_SETTINGS:
+            return None
+        self.chunks += 1
+        evidence = self._evidence.get(setting_id, SettingEvidence()).observe(report)
+        self._evidence[setting_id] = evidence
+        if profile is not None and not report.has_nan:
+            self._learn_times(report, profile, hardware, now_unix_s)
+        reason = "a chunk was not finite" if report.has_nan else breach(evidence, profile, drift=drift, motion=motion)
+        if not reason or self.pins.at(now_unix_s).reason(setting_id, ""):
+            return None
+        # Old evidence must not take it out again as soon as it is back.
+        self._evidence[setting_id] = SettingEvidence()
+        return self.pin(setting_id, reason, now_unix_s)
+
+    def pin(self, setting_id: str, reason: str, now_unix_s: float) -> Pin:
+        """Take a setting out of use for a while."""
+        pin = Pin(arm_id=setting_id, reason=reason, since_unix_s=now_unix_s, until_unix_s=now_unix_s + PINNED_S)
+        self.pins = self.pins.at(now_unix_s).with_pin(pin)
+        return pin
+
+    def _learn_times(self, report: ChunkReport, profile: VideoProfile, hardware: str, now_unix_s: float) -> None:
+        stages = self._stages.setdefault(profile.setting_id, {})
+        pooled = pooled_logs(self._others(profile.setting_id), now_unix_s)
+        priors = priors_of(profile, hardware)
+        corrections = {stage: each.correction(now_unix_s, pooled[stage]) for stage, each in stages.items()}
+        for stage, ratio in log_ratios(profile, report, corrections).items():
+            if stage is VideoStage.CHUNK and report.session_chunk == 0:
+                continue  # nothing overlaps a session's first chunk
+            posterior = stages.get(stage) or LogRatioPosterior.fresh(priors[stage])
+            stages[stage] = posterior.observe(ratio, now_unix_s, pooled[stage])
+
+    def _others(self, setting_id: str) -> dict[str, _Stages]:
+        return {name: stages for name, stages in self._stages.items() if name != setting_id}
+
+    def corrections(self, profiles: Iterable[VideoProfile], hardware: str, now_unix_s: float) -> dict[str, Corrections]:
+        """What is known of each setting's times; of one that never ran, what the others say of the machine."""
+        pooled_by_all = pooled_logs(self._stages, now_unix_s)
+        found: dict[str, Corrections] = {}
+        for profile in profiles:
+            stages = self._stages.get(profile.setting_id, {})
+            pooled = pooled_logs(self._others(profile.setting_id), now_unix_s) if stages else pooled_by_all
+            priors = priors_of(profile, hardware)
+            found[profile.setting_id] = {
+                stage: (stages.get(stage) or LogRatioPosterior.fresh(priors[stage])).correction(
+                    now_unix_s, pooled[stage]
+                )
+                for stage in VideoStage
+            }
+        return found
+
+    def applied(self, answer: Applied) -> None:
+        """Learn what a change took."""
+        if answer.refused or answer.transition is Transition.NONE:
+            return
+        before = self.switch_seconds.get(answer.transition)
+        step = 0.0 if before is None else answer.seconds - before
+        self.switch_seconds[answer.transition] = answer.seconds if before is None else before + _SWITCH_WEIGHT * step
+        self.keeps_kv[answer.transition] = answer.keeps_kv
+
+    def to_document(self) -> dict[str, Any]:
+        """JSON-ready; the guard's evidence starts afresh in another process."""
+        return {
+            "stages": {
+                name: {stage.value: posterior.to_list() for stage, posterior in stages.items()}
+                for name, stages in self._stages.items()
+            },
+            "switch_seconds": {reach.name.lower(): seconds for reach, seconds in self.switch_seconds.items()},
+            "keeps_kv": {reach.name.lower(): keeps for reach, keeps in self.keeps_kv.items()},
+            "pins": self.pins.to_json(),
+            "chunks": self.chunks,
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> EngineLessons:
+        """The inverse of `to_document`. Raises: FieldError."""
+        lessons = cls()
+        try:
+            for name, stages in document["stages"].items():
+                lessons._stages[name] = {
+                    VideoStage(stage): LogRatioPosterior.from_list(values) for stage, values in stages.items()
+                }
+            for reach, seconds in document["switch_seconds"].items():
+                lessons.switch_seconds[Transition[reach.upper()]] = float(seconds)
+            for reach, keeps in document["keeps_kv"].items():
+                lessons.keeps_kv[Transition[reach.upper()]] = bool(keeps)
+            lessons.pins = PinBoard.from_json(document["pins"])
+            lessons.chunks = int(document["chunks"])
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise FieldError("video_lessons", f"not what an engine taught: {error}") from error
+        return lessons
+
+
+def priors_of(profile: VideoProfile, hardware: str) -> Mapping[VideoStage, StagePrior]:
+    """How far a profile's times are trusted on an engine's hardware before it ran."""
+    at_home = profile.source is Source.MEASURED and profile.hardware == hardware
+    return LOCAL_PRIORS if at_home else FOREIGN_PRIORS

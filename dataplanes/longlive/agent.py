@@ -1,0 +1,188 @@
+"""A video engine under control: takes the newest setting before each chunk, and tells what came of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from controld.contract.configuration import Configuration
+from controld.contract.video import Applied, EngineFacts, MemorySplit, Transition, TransitionPlan
+from dataplanes.agent import AgentIdentity, VideoAgent
+from dataplanes.longlive.engine import ChunkResult, EngineCapabilities, EngineError, LoadSpec, SessionSpec, VideoEngine
+
+KIND = "longlive"
+ROLE = "engine"
+TIER = "video"
+
+_ALL_LOST = frozenset({"engine.worker_died", "engine.not_loaded"})
+
+
+def engine_facts(capabilities: EngineCapabilities) -> EngineFacts:
+    """What controld needs of an engine's capabilities, beside its space."""
+    return EngineFacts(
+        engine=capabilities.engine,
+        transitions=capabilities.transitions,
+        chunk_latents=capabilities.chunk_latents,
+        frames_per_chunk=capabilities.frames_per_chunk,
+        sessions=capabilities.sessions,
+        backends=capabilities.backends,
+        left_out=capabilities.left_out,
+    )
+
+
+def engine_identity(
+    capabilities: EngineCapabilities, *, deployment: str, agent_id: str, model_name: str, model_fingerprint: str
+) -> AgentIdentity:
+    """How an engine announces itself."""
+    return AgentIdentity(
+        deployment=deployment,
+        agent_id=agent_id,
+        kind=KIND,
+        role=ROLE,
+        model_name=model_name,
+        model_fingerprint=model_fingerprint,
+        device=capabilities.device,
+        torch_version=torch.__version__,
+        threads=torch.get_num_threads(),
+        space_json=capabilities.space.to_json(),
+        tiers=(TIER,),
+        engine=engine_facts(capabilities),
+    )
+
+
+class SteeredEngine:
+    """A `VideoEngine` (itself one) whose settings come from its agent. Used from one thread, as every engine.
+
+    A setting that the engine refuses is answered with the reason and not tried again until another one comes; what was
+    in force stays.
+
+    Args:
+        engine: does the work.
+        agent: started by whoever made it.
+    """
+
+    def __init__(self, engine: VideoEngine, agent: VideoAgent) -> None:
+        self._engine = engine
+        self._agent = agent
+        self._classes: dict[str, str] = {}
+        self._memory_limit_bytes = 0
+        self._chunk = 0
+        self._in_force = ""
+        self._in_force_version = 0
+        self._asked_version = 0
+        self._asked = ""
+
+    def capabilities(self) -> EngineCapabilities:
+        """As the engine's."""
+        return self._engine.capabilities()
+
+    def load(self, spec: LoadSpec) -> MemorySplit:
+        """As the engine's; what controld wants is asked for again at the next chunk. Raises: EngineError."""
+        split = self._engine.load(spec)
+        self._classes.clear()
+        self._in_force, self._in_force_version = spec.setting.config_id, 0
+        self._asked, self._asked_version = spec.setting.config_id, 0
+        self._memory_limit_bytes = spec.memory_limit_bytes
+        self._tell()
+        return split
+
+    def unload(self) -> MemorySplit:
+        """As the engine's."""
+        split = self._engine.unload()
+        self._classes.clear()
+        self._tell()
+        return split
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        """The engine may use this much from now on (0: no limit): controld is told, and decides."""
+        self._memory_limit_bytes = limit_bytes
+        self._tell()
+
+    def plan(self, current: Configuration, wanted: Configuration) -> TransitionPlan:
+        """As the engine's. Raises: EngineError."""
+        return self._engine.plan(current, wanted)
+
+    def apply(self, wanted: Configuration, version: int) -> None:
+        """As the engine's, for a person who sets aside what controld wants until it wants something else.
+
+        Raises:
+            EngineError: as the engine's.
+        """
+        self._engine.apply(wanted, version)
+        self._asked = wanted.config_id
+
+    def open(self, spec: SessionSpec) -> None:
+        """As the engine's. Raises: EngineError."""
+        self._engine.open(spec)
+        self._classes[spec.session_id] = spec.service_class
+        self._tell()
+
+    def step(self, session_id: str) -> ChunkResult:
+        """As the engine's, under the newest setting. Raises: EngineError."""
+        self._steer()
+        try:
+            result = self._engine.step(session_id)
+        except EngineError as error:
+            # The engine closes a session that it cannot go on with; a worker that died takes all of them along.
+            if error.code in _ALL_LOST:
+                self._classes.clear()
+            self._classes.pop(session_id, None)
+            self._tell()
+            raise
+        self._chunk = result.report.chunk + 1
+        for applied in result.applied:
+            self._in_force, self._in_force_version = applied.setting_id, applied.version
+            self._agent.applied(applied)
+        self._agent.chunk(result.report)
+        if result.is_last:
+            self._classes.pop(session_id, None)
+        self._tell()
+        return result
+
+    def push_prompt(
+        self, session_id: str, prompt: str, *, scene_cut: bool = False, at_chunk: int | None = None
+    ) -> None:
+        """As the engine's. Raises: EngineError."""
+        self._engine.push_prompt(session_id, prompt, scene_cut=scene_cut, at_chunk=at_chunk)
+
+    def close(self, session_id: str) -> torch.Tensor:
+        """As the engine's. Raises: EngineError."""
+        frames = self._engine.close(session_id)
+        self._classes.pop(session_id, None)
+        self._tell()
+        return frames
+
+    def _steer(self) -> None:
+        found = self._agent.setting()
+        if found is None or found[0] == self._asked_version:
+            return
+        version, setting = found
+        self._asked_version = version
+        if setting.setting_id == self._asked:
+            return
+        self._asked = setting.setting_id
+        try:
+            self._engine.apply(setting.configuration, version)
+        except EngineError as error:
+            self._agent.count("settings_refused")
+            self._agent.applied(
+                Applied(
+                    version=version,
+                    setting_id=self._in_force,
+                    chunk=self._chunk,
+                    transition=Transition.NONE,
+                    seconds=0.0,
+                    keeps_kv=True,
+                    refused={error.code: str(error)},
+                )
+            )
+
+    def _tell(self) -> None:
+        self._agent.engine_is(
+            setting_id=self._in_force,
+            setting_version=self._in_force_version,
+            chunk=self._chunk,
+            sessions=Counter(self._classes.values()),
+            memory_limit_bytes=self._memory_limit_bytes,
+        )

@@ -1,0 +1,170 @@
+"""`controld demo-video`: a video engine under a changing load, steered by a real daemon, on this machine's CPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from controld.contract.configuration import Configuration
+from controld.contract.errors import ControldError
+
+SUMMARY = "show a video engine under a changing load, steered between chunks (CPU reference engine, minutes)"
+EXAMPLES = """\
+Measures some settings of the CPU reference engine (once; kept beside the results), starts a daemon and an engine in a
+process of its own, and lets a second stream arrive and memory shrink and recover. Prints one line a phase and writes a
+plot, a video file and why each setting was chosen. All times are this machine's CPU; no GPU is modelled.
+
+examples:
+  controld demo-video                      some three minutes; results in build/demo-video
+  controld demo-video --phase-seconds 40   longer phases, steadier figures
+"""
+
+_GRID = {"weights": ["bf16"], "activations": ["bf16"]}
+_SEGMENTS = 8
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--out", type=Path, default=Path("build/demo-video"), help="results (default: %(default)s)")
+    parser.add_argument("--phase-seconds", type=float, default=20.0, help="of each phase (default: %(default)g)")
+    parser.add_argument("--checkpoint", default="", help="trained, untrained or a folder (default: trained, if there)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run it; 0 where every phase held its targets, else 1."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        return _run(out, arguments.checkpoint or _usual_checkpoint(), arguments.phase_seconds)
+    except ControldError as error:
+        print(f"controld demo-video: {error}", file=sys.stderr)
+        return 1
+
+
+def _usual_checkpoint() -> str:
+    from dataplanes.longlive.reference.weights import TRAINED
+
+    if (TRAINED / "dit.safetensors").exists():
+        return "trained"
+    print("no trained weights: the engine shows noise, and quality figures mean nothing")
+    return "untrained"
+
+
+def _run(out: Path, checkpoint: str, phase_s: float) -> int:
+    import torch
+
+    from dataplanes.longlive.demo.plan import make_plan, policy_text
+    from dataplanes.longlive.profiler import time_setting
+    from dataplanes.longlive.reference.engine import ReferenceEngine
+    from dataplanes.longlive.reference.setting import FULL
+    from dataplanes.sglang.demo.daemon import Daemon
+
+    torch.set_num_threads(1)
+    profiles = _profiles(out / "profiles.json", checkpoint)
+    engine = ReferenceEngine()
+    reports = time_setting(engine, FULL, checkpoint)
+    frames = engine.capabilities().frames_per_chunk
+    fps_of_one = frames * len(reports) / sum(report.total_s for report in reports)
+    address = f"unix://{(out / 'daemon' / 'fleet.sock').resolve()}"
+    plan = make_plan(profiles, address=address, checkpoint=checkpoint, fps_of_one=fps_of_one, phase_s=phase_s)
+    print(f"one stream alone makes {fps_of_one:.1f} FPS under the full setting; the target is {plan.target_fps:g} each")
+    (out / "plan.json").write_text(plan.to_json())
+    with Daemon(out / "daemon", {"video.yaml": policy_text(plan)}) as daemon:
+        outcome = daemon.request("POST", "/v1/candidates/import", json.loads((out / "profiles.json").read_text()))
+        print(f"{outcome['profiles']} profiles, {outcome['stored']} new to the daemon")
+        _play(out, daemon)
+    return _conclude(out)
+
+
+def _profiles(path: Path, checkpoint: str) -> Sequence[dict[str, Any]]:
+    """What was measured before with this model on this hardware, else measured now."""
+    from dataplanes.longlive import profiler
+
+    chosen = list(profiler.grid_settings({**profiler.GRID, **_GRID}))
+    if path.exists():
+        kept: list[dict[str, Any]] = json.loads(path.read_text())["profiles"]
+        here = (profiler.model_fingerprint(checkpoint), profiler.hardware_name())
+        same = {Configuration(each["configuration"]) for each in kept} == set(chosen)
+        if same and (kept[0]["model_fingerprint"], kept[0]["hardware"]) == here:
+            return kept
+    print(f"measuring {len(chosen)} settings, {_SEGMENTS} held-out clips each")
+    measured = list(profiler.measure_grid(chosen, checkpoint=checkpoint, segments=_SEGMENTS))
+    profiler.write_document(path, measured)
+    return measured
+
+
+def _play(out: Path, daemon: Any) -> None:
+    """The engine's process from its begin to its end. Raises: ControldError: it failed."""
+    from dataplanes.longlive.demo.plan import AGENT_ID
+
+    command = [sys.executable, "-m", "dataplanes.longlive.demo.stage", str(out / "plan.json"), str(out)]
+    with (out / "engine.log").open("w") as log:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("ending "):
+                name = line.removeprefix("ending ").strip()
+                answer = daemon.get(f"/v1/engines/{AGENT_ID}/explain")
+                (out / f"why {name}.txt").write_text(answer["text"] + "\n")
+                print(f"{name}: {answer['reason']}", flush=True)
+        status = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if status:
+        tail = (out / "engine.log").read_text()[-2000:]
+        raise ControldError(f"the engine's process ended with {status}: {tail}", code="demo.engine_ended")
+
+
+def _conclude(out: Path) -> int:
+    from dataplanes.longlive.demo.plan import DemoPlan
+    from dataplanes.longlive.demo.report import phase_results, verdict_line, write_plot
+
+    plan = DemoPlan.from_json((out / "plan.json").read_text())
+    rows = [json.loads(line) for line in (out / "chunks.jsonl").read_text().splitlines()]
+    labels = {
+        Configuration(each["configuration"]).config_id: _label(each["configuration"])
+        for each in json.loads((out / "profiles.json").read_text())["profiles"]
+    }
+    results = phase_results(plan, rows)
+    lines = [verdict_line(result, labels) for result in results]
+    print("\n".join(("", *lines)))
+    (out / "verdicts.txt").write_text("\n".join(lines) + "\n")
+    files = [out / "video.mp4"]
+    try:
+        write_plot(out / "timeline.svg", plan, rows, labels)
+        files.append(out / "timeline.svg")
+    except ImportError as error:
+        print(f"no plot: {error}")
+    print("\n" + "  ".join(str(file) for file in files))
+    knobs_move = len({one for result in results for one in result.setting_ids}) > 1
+    held = len(results) == len(plan.phases) and all(each.holds_fps and each.holds_memory for each in results)
+    return 0 if held and knobs_move else 1
+
+
+def _label(values: dict[str, Any]) -> str:
+    weights = f" weights {values['weights']}" if values["weights"] != "bf16" else ""
+    return f"{values['steps']} steps, KV {values['kv']}, window {values['window']}{weights}"
+
+
+def main() -> None:
+    """Without the `controld` command around it: `python -m dataplanes.longlive.demo.command`."""
+    parser = argparse.ArgumentParser(description=SUMMARY)
+    configure(parser)
+    sys.exit(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""controld and an engine's double on a real stream: load and memory change, and the setting follows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controld.candidates.video_profile import Source, VideoMemory, VideoProfile
+from controld.contract.clock import ManualClock
+from controld.contract.configuration import Configuration
+from controld.fleet import FleetServer, Selector
+from controld.obs.metrics import Metrics
+from controld.planning.video_planner import VideoPlanner
+from controld.policy.loader import SourceFile, parse_policies
+from controld.policy.model import PolicySet
+from controld.store.records import ProfileKey, ProfileRecord
+from controld.store.sqlite import SqliteStore
+from dataplanes.agent import AgentTiming, VideoAgent
+from dataplanes.longlive.agent import SteeredEngine, engine_identity
+from dataplanes.longlive.engine import LoadSpec, SessionSpec
+
+SELECTOR = Selector("longlive", "video")
+PATIENCE_S = 10.0
+POLICY = """\
+apiVersion: controld/v1
+kind: Policy
+metadata: {name: video}
+select: {kind: longlive, deployment: video}
+classes:
+  - name: live
+    match: {extra_key: "class=live"}
+    workload: shapes
+    tiers: [video]
+    max_quality_loss: 0.05
+    video: {fps: 20, percentile: 50}
+  - {name: default, workload: shapes, tiers: [video], max_quality_loss: 0.05}
+"""
+
+
+def setting(kv: str, steps: int) -> Configuration:
+    return Configuration({"kv": kv, "steps": steps, "vae": "async"})
+
+
+BEST, FAST, SMALL = setting("bf16", 4), setting("bf16", 2), setting("nvfp4", 4)
+
+
+def profile(kv: str, steps: int) -> VideoProfile:
+    return VideoProfile(
+        configuration=setting(kv, steps), source=Source.MEASURED, forward_s=0.05, vae_s=0.1, frames_per_chunk=8,
+        workload="shapes", model_fingerprint="m", loss_mean=(0.0 if steps == 4 else 0.03) + (kv == "nvfp4") * 0.01,
+        loss_se=0.0005, loss_samples=30, provenance="made up for the test",
+        memory=VideoMemory(weights_bytes=100, kv_bytes=28 if kv == "nvfp4" else 100, activation_bytes=50),
+    )  # fmt: skip
+
+
+PROFILES = [profile(kv, steps) for kv in ("bf16", "nvfp4") for steps in (4, 2)]
+
+
+async def eventually(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited in vain until {what}"
+        await asyncio.sleep(0.005)
+
+
+class House:
+    """A store, a fleet, a planner that plans when it is told, and a steered double."""
+
+    def __init__(self, store: SqliteStore, address: str, double: Any) -> None:
+        self.clock = ManualClock(unix_origin_s=time.time())
+        self.store = store
+        self.policies = PolicySet(1, "h", parse_policies([SourceFile("v.yaml", POLICY.encode())]))
+        self.fleet = FleetServer(
+            store, clock=self.clock, on_applied=self._on_applied, on_chunks=self._on_chunks,
+            on_telemetry=self._on_telemetry,
+        )  # fmt: skip
+        self.planner = self._planner()
+        self.chunks = 0
+        self.double = double
+        identity = engine_identity(
+            double.capabilities(), deployment="video", agent_id="e0", model_name="double", model_fingerprint="m"
+        )
+        timing = AgentTiming(telemetry_interval_s=0.05, backoff_first_s=0.02, backoff_max_s=0.1)
+        self.agent = VideoAgent(identity, address, initial=BEST, timing=timing)
+        self.steered = SteeredEngine(double, self.agent)
+        self.steered.load(LoadSpec(checkpoint="", setting=BEST))
+
+    def _planner(self) -> VideoPlanner:
+        return VideoPlanner(lambda: self.policies, self.store, self.fleet, Metrics(), self.clock, interval_s=1.0)
+
+    async def _on_applied(self, *told: Any) -> None:
+        await self.planner.on_applied(*told)
+
+    async def _on_chunks(self, session: Any, reports: Any) -> None:
+        await self.planner.on_chunks(session, reports)
+        self.chunks += len(reports)
+
+    async def _on_telemetry(self, *told: Any) -> None:
+        await self.planner.on_telemetry(*told)
+
+    async def keep(self, *profiles: VideoProfile) -> None:
+        identity = self.agent.identity
+        hardware = f"{identity.device}/{identity.torch_version}/{identity.threads}"
+        records = [
+            ProfileRecord(
+                key=ProfileKey(
+                    model_fingerprint="m", workload="shapes", config_id=one.setting_id, sender_hardware="",
+                    receiver_hardware="",
+                ),
+                document=replace(one, hardware=hardware).to_json(),
+                updated_unix_s=1.0,
+            )
+            for one in profiles
+        ]  # fmt: skip
+        await self.store.profiles.upsert(records)
+        self.planner.profiles_changed()
+
+    def open(self, *names: str) -> None:
+        for name in names:
+            self.steered.open(SessionSpec(session_id=name, prompt="red square", service_class="live"))
+
+    async def round(self) -> Configuration:
+        """Let the daemon hear everything, decide, and the engine make a chunk of each session."""
+        await eventually(lambda: self.heard(), "the daemon heard the engine")
+        await self.planner.plan_once()
+        published = self.fleet.desired(SELECTOR)
+        if published is not None:
+            wanted = published.version
+            await eventually(lambda: self.fleet.sessions()[0].acked_version == wanted, "the agent has it")
+        for name in list(self.steered._classes):
+            self.steered.step(name)
+        self.clock.advance(1.0)
+        made = self.double._chunk
+        await eventually(lambda: self.chunks == made and self.heard(), "the chunks are reported")
+        return Configuration(self.double.setting)
+
+    def heard(self) -> bool:
+        sessions = self.fleet.sessions()
+        telemetry = sessions[0].telemetry if sessions else None
+        return telemetry is not None and telemetry.engine == self.agent._desk.state
+
+    async def rounds(self, count: int) -> Configuration:
+        for _ in range(count):
+            await self.round()
+        return Configuration(self.double.setting)
+
+
+@pytest.fixture
+async def house(tmp_path: Path, double: Any) -> AsyncIterator[House]:
+    store = await SqliteStore.open(tmp_path / "state")
+    address = f"unix://{tmp_path}/fleet.sock"
+    double.pass_s, double.vae_s = 0.05, 0.1
+    made = House(store, address, double)
+    await made.keep(*PROFILES)
+    await made.fleet.start([address])
+    made.agent.start()
+    made.agent.attached()
+    yield made
+    await asyncio.to_thread(made.agent.close, 0.2)
+    await made.fleet.stop(0.2)
+    await store.close()
+
+
+async def test_a_second_stream_lowers_the_steps_and_its_end_brings_them_back(house: House) -> None:
+    house.open("a")
+    assert await house.rounds(2) == BEST
+    house.open("b")
+    assert await house.rounds(2) == FAST, "two sessions at 20 a second need 40 of the engine"
+    plan = house.planner.plans()[SELECTOR, "e0"]
+    assert plan.meets_targets
+    assert plan.sessions == 2
+    house.steered.close("b")
+    assert await house.rounds(3) == FAST, "not at once: a stream may come back"
+    assert await house.rounds(12) == BEST
+
+
+async def test_memory_that_shrinks_quantises_the_cache_and_recovers(house: House) -> None:
+    house.open("a")
+    assert await house.rounds(2) == BEST
+    house.steered.limit_memory(200)
+    assert await house.round() == SMALL
+    plan = house.planner.plans()[SELECTOR, "e0"]
+    assert "needs 250 B of 200 B" in plan.reason
+    house.steered.limit_memory(0)
+    assert await house.rounds(12) == BEST
+
+
+async def test_a_machine_that_is_slower_than_its_profile_is_believed(house: House) -> None:
+    house.double.pass_s = 0.09
+    house.open("a")
+    await house.rounds(8)
+    assert house.double.setting == FAST, "five passes of 0.09 s make 18 frames a second"
+    answer = house.fleet.sessions()[0].setting_applied
+    assert answer is not None
+    assert answer.setting_id == FAST.config_id
+    seen = house.planner.plans()[SELECTOR, "e0"].arm(BEST.config_id)
+    assert seen is not None
+    assert seen.fps_end_to_end == pytest.approx(8 / 0.45, rel=0.1)
+
+
+async def test_a_setting_that_the_engine_refuses_is_set_aside_with_its_reason(house: House) -> None:
+    house.double.refuse = "kv: nvfp4 needs another device"
+    house.open("a")
+    house.steered.limit_memory(200)
+    await house.rounds(2)
+    assert house.double.setting == BEST
+    plan = house.planner.plans()[SELECTOR, "e0"]
+    arm = plan.arm(SMALL.config_id)
+    assert arm is not None
+    assert "out of use: the engine refused it: kv: nvfp4 needs another device" in [r.text for r in arm.rejections]
+    house.double.refuse = ""
+    house.clock.advance(601.0)
+    assert await house.rounds(2) == SMALL, "later it is tried again"
+
+
+async def test_a_chunk_that_is_not_finite_takes_its_setting_out(house: House) -> None:
+    house.double.makes_nan = {BEST.config_id}
+    house.open("a")
+    assert await house.rounds(3) != BEST
+    events = [event.document for event in await house.store.audit.recent(10)]
+    assert any("a chunk was not finite" in document for document in events)
+
+
+async def test_what_was_learned_and_pushed_survives_a_restart(house: House) -> None:
+    house.double.pass_s = 0.09
+    house.open("a")
+    await house.rounds(8)
+    version = house.fleet.last_version
+    await house.planner.stop()
+    house.planner = house._planner()
+    await house.planner.restore()
+    house.steered.step("a")
+    assert await house.rounds(2) == FAST
+    seen = house.planner.plans()[SELECTOR, "e0"].arm(BEST.config_id)
+    assert seen is not None
+    assert seen.fps_end_to_end == pytest.approx(8 / 0.45, rel=0.1)
+    assert house.fleet.last_version <= version + 1
+
+
+async def test_without_a_profile_nothing_is_pushed_and_the_operator_is_told(house: House) -> None:
+    await house.store.profiles.delete([record.key for record in await house.store.profiles.list()])
+    house.planner.profiles_changed()
+    house.open("a")
+    assert await house.rounds(2) == BEST
+    assert "no profile of workload shapes fits e0" in house.planner.alarms[SELECTOR]
+    assert not house.double.asked
+
+
+async def test_a_policy_that_goes_away_leaves_the_engine_as_it_is(house: House) -> None:
+    house.open("a", "b")
+    assert await house.rounds(2) == FAST
+    house.policies = PolicySet(2, "h2", ())
+    assert await house.rounds(2) == FAST
+    assert house.agent.setting() is None

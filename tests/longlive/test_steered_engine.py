@@ -1,0 +1,232 @@
+"""A steered engine on a real stream: settings arrive, take effect at a chunk, and are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controld.contract.configuration import Configuration
+from controld.contract.snapshot import Resource
+from controld.contract.video import Applied, ChunkReport, EngineSetting, engine_setting_name
+from controld.fleet import FleetServer, Selector
+from controld.fleet.session import AgentSession
+from controld.store.sqlite import SqliteStore
+from dataplanes.agent import AgentTiming, VideoAgent
+from dataplanes.longlive.agent import SteeredEngine, engine_identity
+from dataplanes.longlive.engine import EngineError, LoadSpec, SessionSpec
+
+SELECTOR = Selector("longlive", "video")
+FOUR = Configuration({"kv": "bf16", "steps": 4, "vae": "async"})
+TWO = Configuration({"kv": "bf16", "steps": 2, "vae": "async"})
+PATIENCE_S = 10.0
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.applied: list[Applied] = []
+        self.chunks: list[ChunkReport] = []
+
+    async def on_applied(self, _session: AgentSession, applied: Applied) -> None:
+        self.applied.append(applied)
+
+    async def on_chunks(self, _session: AgentSession, reports: tuple[ChunkReport, ...]) -> None:
+        self.chunks.extend(reports)
+
+
+async def eventually(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited in vain until {what}"
+        await asyncio.sleep(0.005)
+
+
+async def acknowledged(server: FleetServer, version: int) -> None:
+    await eventually(lambda: any(s.acked_version == version for s in server.sessions()), f"{version} is acknowledged")
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+async def start(tmp_path: Path, heard: Heard) -> AsyncIterator[Callable[[], Awaitable[tuple[FleetServer, str]]]]:
+    store = await SqliteStore.open(tmp_path / "state")
+    servers: list[FleetServer] = []
+
+    async def start() -> tuple[FleetServer, str]:
+        server = FleetServer(store, on_applied=heard.on_applied, on_chunks=heard.on_chunks)
+        servers.append(server)
+        (address,) = await server.start([f"unix://{tmp_path}/fleet.sock"])
+        return server, address
+
+    yield start
+    for server in servers:
+        await server.stop(0.2)
+    await store.close()
+
+
+@pytest.fixture
+async def steer(double: Any) -> AsyncIterator[Callable[[str], SteeredEngine]]:
+    agents: list[VideoAgent] = []
+
+    def make(address: str) -> SteeredEngine:
+        identity = engine_identity(
+            double.capabilities(), deployment="video", agent_id="e0", model_name="double", model_fingerprint="m"
+        )
+        timing = AgentTiming(telemetry_interval_s=0.05, backoff_first_s=0.02, backoff_max_s=0.1)
+        agent = VideoAgent(identity, address, initial=FOUR, timing=timing)
+        agents.append(agent)
+        steered = SteeredEngine(double, agent)
+        steered.load(LoadSpec(checkpoint="", setting=FOUR, memory_limit_bytes=500))
+        agent.start()
+        agent.attached()
+        return steered
+
+    yield make
+    for agent in agents:
+        await asyncio.to_thread(agent.close, 0.5)
+
+
+async def publish(server: FleetServer, configuration: Configuration, *, agent_id: str = "e0") -> int:
+    setting = EngineSetting(configuration=configuration, reason="for the test")
+    return await server.publish(SELECTOR, [Resource(engine_setting_name(agent_id), setting)], policy_generation=1)
+
+
+async def test_a_pushed_setting_takes_effect_at_a_chunk_that_the_engine_names(
+    start: Any, steer: Any, heard: Heard
+) -> None:
+    server, address = await start()
+    steered = steer(address)
+    steered.open(SessionSpec(session_id="a", prompt="red square", service_class="live"))
+    assert steered.step("a").report.setting_id == FOUR.config_id
+    version = await publish(server, TWO)
+    await acknowledged(server, version)
+    assert not heard.applied, "acknowledged is not yet in force"
+    assert steered.step("a").report.setting_id == TWO.config_id
+    await eventually(lambda: bool(heard.applied), "the engine answered")
+    (answer,) = heard.applied
+    assert (answer.version, answer.setting_id, answer.chunk, answer.refused) == (version, TWO.config_id, 1, {})
+    await eventually(lambda: len(heard.chunks) == 2, "both chunks are reported")
+    await eventually(lambda: server.sessions()[0].telemetry.engine.chunk == 2, "telemetry is in")
+    assert [chunk.setting_id for chunk in heard.chunks] == [FOUR.config_id, TWO.config_id]
+    state = server.sessions()[0].telemetry.engine
+    assert (state.setting_id, state.setting_version, state.chunk) == (TWO.config_id, version, 2)
+    assert state.sessions == {"live": 1}
+    assert state.memory_limit_bytes == 500
+
+
+async def test_another_version_with_the_same_setting_asks_the_engine_nothing(
+    start: Any, steer: Any, double: Any
+) -> None:
+    server, address = await start()
+    steered = steer(address)
+    steered.open(SessionSpec(session_id="a", prompt="red square"))
+    for _ in range(2):
+        version = await publish(server, TWO)
+        await acknowledged(server, version)
+        steered.step("a")
+    assert [asked for asked, _ in double.asked] == [TWO.config_id]
+
+
+async def test_what_the_engine_refuses_is_answered_with_its_reason_and_tried_once(
+    start: Any, steer: Any, double: Any, heard: Heard
+) -> None:
+    server, address = await start()
+    steered = steer(address)
+    steered.open(SessionSpec(session_id="a", prompt="red square"))
+    double.refuse = "steps: 2 needs the distilled checkpoint"
+    version = await publish(server, TWO)
+    await acknowledged(server, version)
+    for _ in range(3):
+        assert steered.step("a").report.setting_id == FOUR.config_id
+    await eventually(lambda: bool(heard.applied), "the engine answered")
+    assert heard.applied[0].setting_id == FOUR.config_id
+    assert "distilled checkpoint" in heard.applied[0].refused["engine.refused"]
+    assert len(double.asked) == 1
+
+
+async def test_a_setting_outside_the_space_is_refused_before_it_reaches_the_engine(
+    start: Any, steer: Any, double: Any
+) -> None:
+    server, address = await start()
+    steered = steer(address)
+    await eventually(lambda: bool(server.sessions()), "connected")
+    await publish(server, Configuration({"kv": "bf16", "steps": 3, "vae": "async"}))
+    await eventually(lambda: server.sessions()[0].degraded, "the agent refuses")
+    assert "configuration.steps: 3 is not allowed" in server.sessions()[0].last_failed.error
+    await publish(server, Configuration({"kv": "int3"}), agent_id="another engine with another space")
+    steered.open(SessionSpec(session_id="a", prompt="red square"))
+    steered.step("a")
+    assert not double.asked
+
+
+async def test_the_last_answer_is_told_again_to_a_daemon_that_was_restarted(
+    start: Any, steer: Any, heard: Heard
+) -> None:
+    server, address = await start()
+    steered = steer(address)
+    steered.open(SessionSpec(session_id="a", prompt="red square"))
+    version = await publish(server, TWO)
+    await acknowledged(server, version)
+    steered.step("a")
+    await eventually(lambda: bool(heard.applied), "the engine answered")
+    await server.stop(0.2)
+    heard.applied.clear()
+    assert steered.step("a").report.setting_id == TWO.config_id, "the last setting outlives the daemon"
+    server, _ = await start()
+    await eventually(lambda: bool(heard.applied), "the answer is told again")
+    assert server.sessions()[0].setting_applied == heard.applied[0]
+
+
+async def test_a_restarted_engine_is_asked_again_for_what_controld_wants(start: Any, steer: Any, double: Any) -> None:
+    server, address = await start()
+    steered = steer(address)
+    steered.open(SessionSpec(session_id="a", prompt="red square"))
+    version = await publish(server, TWO)
+    await acknowledged(server, version)
+    steered.step("a")
+    steered.load(LoadSpec(checkpoint="", setting=FOUR))
+    steered.open(SessionSpec(session_id="b", prompt="red square"))
+    assert steered.step("b").report.setting_id == TWO.config_id
+
+
+async def test_a_worker_that_died_leaves_no_session_and_the_next_load_is_steered_again(
+    start: Any, steer: Any, double: Any
+) -> None:
+    server, address = await start()
+    steered = steer(address)
+    steered.open(SessionSpec(session_id="a", prompt="red square"))
+    steered.open(SessionSpec(session_id="b", prompt="red square"))
+    version = await publish(server, TWO)
+    await acknowledged(server, version)
+    double.dies = True
+    with pytest.raises(EngineError, match="died"):
+        steered.step("a")
+    await eventually(lambda: server.sessions()[0].telemetry.engine.sessions == {}, "no session is left")
+    double.dies = False
+    steered.load(LoadSpec(checkpoint="", setting=FOUR))
+    steered.open(SessionSpec(session_id="c", prompt="red square"))
+    assert steered.step("c").report.setting_id == TWO.config_id
+
+
+async def test_a_session_that_ended_or_failed_is_not_counted_any_more(start: Any, steer: Any) -> None:
+    server, address = await start()
+    steered = steer(address)
+    steered.open(SessionSpec(session_id="a", prompt="red square", chunks=1))
+    steered.open(SessionSpec(session_id="b", prompt="red square"))
+    steered.step("a")
+    steered.close("b")
+    with pytest.raises(EngineError, match="no session b"):
+        steered.step("b")
+
+    def sessions() -> Any:
+        telemetry = server.sessions()[0].telemetry if server.sessions() else None
+        return telemetry.engine.sessions if telemetry is not None else None
+
+    await eventually(lambda: sessions() == {}, "no session is open")
