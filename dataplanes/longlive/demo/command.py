@@ -28,6 +28,7 @@ examples:
 
 _GRID = {"weights": ["bf16"], "activations": ["bf16"]}
 _SEGMENTS = 8
+_LOOKS = 5
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -70,9 +71,10 @@ def _run(out: Path, checkpoint: str, phase_s: float) -> int:
     torch.set_num_threads(1)
     profiles = _profiles(out / "profiles.json", checkpoint)
     engine = ReferenceEngine()
-    reports = time_setting(engine, FULL, checkpoint)
-    frames = engine.capabilities().frames_per_chunk
-    fps_of_one = frames * len(reports) / sum(report.total_s for report in reports)
+    # The slowest of several looks: a target that was taken in a lucky moment is held in none.
+    looks = [time_setting(engine, FULL, checkpoint) for _ in range(_LOOKS)]
+    chunk_s = max(sum(report.total_s for report in look) / len(look) for look in looks)
+    fps_of_one = engine.capabilities().frames_per_chunk / chunk_s
     address = f"unix://{(out / 'daemon' / 'fleet.sock').resolve()}"
     plan = make_plan(profiles, address=address, checkpoint=checkpoint, fps_of_one=fps_of_one, phase_s=phase_s)
     print(f"one stream alone makes {fps_of_one:.1f} FPS under the full setting; the target is {plan.target_fps:g} each")
