@@ -185,7 +185,7 @@ class ReferenceEngine:
         loaded = self._require_loaded()
         old, new = Setting.of(current), Setting.of(wanted)
         self._refuse_beyond_limit(loaded, new, sessions=max(1, len(self._sessions)))
-        transition = reach(old, new, is_resident=self._is_resident(loaded, new))
+        transition = reach(old, new, is_resident=_is_resident(loaded, old, new))
         peak = self._forecast(loaded, new, len(self._sessions))
         if transition is Transition.KV_REBUILD:
             peak += history_bytes(self._shape, old.limits, old.kv)
@@ -276,7 +276,7 @@ class ReferenceEngine:
             return ()
         wanted, version = self._pending
         self._pending = None
-        transition = reach(loaded.setting, wanted, is_resident=self._is_resident(loaded, wanted))
+        transition = reach(loaded.setting, wanted, is_resident=_is_resident(loaded, loaded.setting, wanted))
         begin = time.perf_counter()
         refused: dict[str, str] = {}
         try:
@@ -307,7 +307,7 @@ class ReferenceEngine:
         if transition is Transition.RESTART:
             self._restart(loaded, wanted)
         else:
-            if not self._is_resident(loaded, wanted):
+            if not _is_resident(loaded, old, wanted):
                 loaded.generator.reload(loaded.spec.checkpoint, _stored(wanted, loaded.keeps_all))
             loaded.generator.set_precision(wanted.precision)
             if old.kv != wanted.kv:
@@ -336,13 +336,10 @@ class ReferenceEngine:
             return RankGroup(model, setting.ranks)
         return Generator(build_transformer(checkpoint, self._shape, precisions), NoExchange())
 
-    def _is_resident(self, loaded: _Loaded, wanted: Setting) -> bool:
-        return loaded.keeps_all or variant_of(wanted.precision) == variant_of(loaded.setting.precision)
-
     def _forecast(self, loaded: _Loaded, setting: Setting, sessions: int) -> int:
         """Bytes with `sessions` whose windows are full."""
         weights = loaded.generator.weight_bytes() + module_bytes(loaded.vae)
-        if not self._is_resident(loaded, setting):
+        if not _is_resident(loaded, loaded.setting, setting):
             weights += block_weight_bytes(self._shape, setting.precision)
             weights -= block_weight_bytes(self._shape, loaded.setting.precision)
         each = history_bytes(self._shape, setting.limits, setting.kv) + loaded.session_bytes
@@ -377,6 +374,11 @@ class ReferenceEngine:
         if session is None:
             raise EngineError(f"session {session_id}: is not open", code="engine.unknown_session")
         return session
+
+
+def _is_resident(loaded: _Loaded, current: Setting, wanted: Setting) -> bool:
+    """Whether weights as `wanted` needs them are there while `current` is in force."""
+    return loaded.keeps_all or variant_of(wanted.precision) == variant_of(current.precision)
 
 
 def _stop(generator: Generator | RankGroup) -> None:

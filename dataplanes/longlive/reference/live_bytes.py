@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -24,16 +25,17 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and count what it made."""
+        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
         result = function(*args, **(kwargs or {}))
-        for tensor in tree_iter(result):
-            if isinstance(tensor, Tensor):
-                self._count(tensor)
+        for tensor in _tensors(result):
+            self._count(tensor, given)
         return result
 
-    def _count(self, tensor: Tensor) -> None:
+    def _count(self, tensor: Tensor, given: set[int]) -> None:
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key in self._known:
+        # A view of something made before is not new.
+        if key in self._known or key in given:
             return
         self._known.add(key)
         weakref.finalize(storage, self._forget, key, size)
@@ -43,3 +45,7 @@ class LiveBytes(TorchDispatchMode):
     def _forget(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.now_bytes -= size
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
