@@ -39,7 +39,9 @@ W4A4_FOUR_OVER_SIX: dict[str, Value] = {**W4A4, "block_rule": "4over6"}
 KV4: dict[str, Value] = {"kv": "nvfp4", "kv_smooth": "token_mean"}
 QUICK: tuple[dict[str, Value], ...] = ({"steps": 2}, KV4, W4A4)
 ALL: tuple[dict[str, Value], ...] = (
-    *({"steps": steps} for steps in (1, 2, 8)),
+    {"steps": 1},
+    {"steps": 2},
+    {"steps": 8},
     {"kv": "fp8", "kv_smooth": "none"},
     {"kv": "nvfp4", "kv_smooth": "none"},
     KV4,
