@@ -63,6 +63,15 @@ def test_a_profile_is_the_paired_excess_and_the_daemon_reads_it(report: Callable
         profiler.profile_document(measured(quality(0.1), report), full, "untrained")
 
 
+def test_equal_work_is_given_equal_time_that_of_the_least_disturbed() -> None:
+    def timed(kv: str, steps: int, forward_s: float, vae_s: float) -> dict[str, Any]:
+        return {"configuration": {"kv": kv, "steps": steps}, "forward_s": forward_s, "vae_s": vae_s}
+
+    found = profiler.even_out([timed("bf16", 4, 0.03, 0.2), timed("bf16", 2, 0.02, 0.1), timed("nvfp4", 4, 0.05, 0.0)])
+    assert [each["forward_s"] for each in found] == [0.02, 0.02, 0.05]
+    assert {each["vae_s"] for each in found} == {0.1}
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
