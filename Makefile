@@ -2,6 +2,11 @@
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
+# Two test workers and every daemon that they start compile the same sources unless they may keep them, and fight for
+# the processors where each of them also computes in threads.
+unexport PYTHONDONTWRITEBYTECODE
+check: export OMP_NUM_THREADS = 1
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-video evidence test check fmt clean
 
@@ -25,7 +30,7 @@ check: setup ## format, lint, types, import rules and the fast tests (no generat
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	$(PYTEST) -q -n 2 -m "not slow and not pair and not root and not hypothesis"
+	$(PYTEST) -q -n 2 --dist worksteal -m "not slow and not pair and not root and not hypothesis"
 
 test: setup ## every test, the real pair included
 	.venv/bin/ruff check .

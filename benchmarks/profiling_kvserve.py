@@ -34,11 +34,6 @@ from profiling_rivals import Mask, Pool, PoolSearcher
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from scipy.stats import norm
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import Matern, WhiteKernel
-from sklearn.preprocessing import MinMaxScaler
 
 from controld.candidates.pareto import LOSS_FLOOR_NATS, hypervolume, log_objectives, non_dominated
 from controld.contract.configuration import CODER_PARAMETER, Configuration
@@ -158,7 +153,11 @@ class KVServeSearcher(PoolSearcher):
         levels = np.linspace(known.min(), known.max(), THRESHOLDS_IN_TURN + 2) if known.size else np.zeros(3)
         return [target(float(level), float(levels[1] - levels[0])) for level in levels[1:-1]]
 
+    # SciPy and scikit-learn take seconds to import, and only this searcher needs them: it imports what it calls.
+
     def _best(self, threshold: float, candidates: Mask) -> int:
+        from scipy.stats import norm
+
         mean, deviation = self._posterior = self._posterior or self._fit()
         weight = max(0.1, 0.99**self._iteration)
         if self._iteration >= self._iterations / 5:
@@ -169,6 +168,10 @@ class KVServeSearcher(PoolSearcher):
         return int(np.argmax(np.where(candidates, value, -1.0)))
 
     def _fit(self) -> tuple[Array, Array]:
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.gaussian_process import GaussianProcessRegressor
+        from sklearn.gaussian_process.kernels import Matern, WhiteKernel
+
         known = ~np.isnan(self._quality)
         if not known.any():
             return np.zeros(len(self.pool)), np.ones(len(self.pool))
@@ -210,6 +213,8 @@ class KVServeSearcher(PoolSearcher):
 
 def _their_features(pool: Pool) -> Array:
     """Raw numbers and one-hot categories, scaled to [0, 1] over the pool; what does not exist is 0 everywhere."""
+    from sklearn.preprocessing import MinMaxScaler
+
     columns: list[Array] = []
     for parameter in pool.encoding.parameters:
         values = [pool.space.value_of(parameter.name, part) for part in pool.parts]

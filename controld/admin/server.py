@@ -10,8 +10,9 @@ from aiohttp import web
 
 from controld.admin.backend import AdminBackend
 from controld.admin.openapi import build_openapi
+from controld.admin.operations import Operations
 from controld.admin.problem import Handler, problem_middleware
-from controld.admin.routes import Route, build_routes
+from controld.admin.routes import ROUTES, Route
 from controld.contract.errors import FieldError
 from controld.obs.metrics import Metrics
 
@@ -29,7 +30,7 @@ class AdminAddress:
     port: int = 0
 
 
-def _strict_query(route: Route) -> Handler:
+def _strict_query(route: Route, operations: Operations) -> Handler:
     allowed = {parameter.name for parameter in route.query}
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -37,22 +38,22 @@ def _strict_query(route: Route) -> Handler:
             if name not in allowed:
                 known = ", ".join(sorted(allowed)) or "none"
                 raise FieldError(name, "unknown query parameter", hint=f"known here: {known}")
-        return await route.handler(request)
+        return await route.operation(operations, request)
 
     return handler
 
 
 def build_application(backend: AdminBackend, metrics: Metrics) -> web.Application:
     """The application, without a listener."""
-    routes = build_routes(backend, metrics)
-    document = build_openapi(routes)
+    operations = Operations(backend, metrics)
+    document = build_openapi(ROUTES)
 
     async def openapi(_: web.Request) -> web.Response:
         return web.json_response(document)
 
     application = web.Application(middlewares=[problem_middleware(metrics)], client_max_size=1 << 20)
-    for route in routes:
-        application.router.add_route(route.method, route.path, _strict_query(route))
+    for route in ROUTES:
+        application.router.add_route(route.method, route.path, _strict_query(route, operations))
     application.router.add_get("/v1/openapi.json", openapi)
     return application
 

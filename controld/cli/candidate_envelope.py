@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 
 
 def show_envelopes(rows: Sequence[Row], arguments: Namespace) -> None:
-    """Print one envelope for each workload, model and pair of machines.
+    """Print one envelope for each workload, model and pair of machines, from the slowest link to the fastest.
 
     Raises:
         FieldError: `--bytes` is not a positive size.
@@ -56,7 +56,9 @@ def _document(key: tuple[str, ...], rows: Sequence[Row], size_bytes: float | Non
         "sender_hardware": sender,
         "receiver_hardware": receiver,
         "bytes": size,
-        "intervals": [_interval(interval, rows, lines) for interval in intervals],
+        "intervals": sorted(
+            (_interval(interval, rows, lines) for interval in intervals), key=lambda item: item["low_bytes_per_s"]
+        ),
     }
 
 

@@ -15,7 +15,6 @@ from controld.contract.errors import ControldError
 Row = dict[str, Any]
 
 _LOSS_FLOOR_NATS = 1e-6
-_MAX_LABELS = 10
 _PANEL_INCHES = (15.0, 7.0)
 _DATA_MARK = "/*DATA*/"
 
@@ -100,11 +99,17 @@ def _write_picture(rows: Sequence[Row], path: Path) -> None:
     figure = Figure(figsize=(width, height * len(groups)), layout="constrained")
     colours = _coder_colours(rows)
     parts = figure.subfigures(len(groups), 1, squeeze=False)[:, 0]
+    panels = []
     for part, (title, members) in zip(parts, groups, strict=True):
         part.suptitle(f"{_plain(title)}\nfilled = on the Pareto front", fontsize=10)
         grid = part.add_gridspec(1, 2, width_ratios=(1, 1.1))
-        _plot_loss_and_bytes(part.add_subplot(grid[0]), members, colours)
+        panels.append((part.add_subplot(grid[0]), members))
+        _plot_loss_and_bytes(*panels[-1], colours)
         _plot_space(part.add_subplot(grid[1], projection="3d"), members, colours)
+    # Which labels have room is known once everything has its place.
+    figure.draw_without_rendering()
+    for axes, members in panels:
+        label_steps(axes, _staircase(members))
     figure.savefig(path, dpi=130)
 
 
@@ -164,16 +169,6 @@ def _plot_loss_and_bytes(axes: Any, rows: Sequence[Row], colours: dict[str, str]
                 label=label,
             )
             label = None
-    for row in _spread(_staircase(rows), _MAX_LABELS):
-        axes.annotate(
-            _plain(configuration_label({name: v for name, v in row["configuration"].items() if name != "code"})),
-            (row["bytes_objective"], _loss(row)),
-            textcoords="offset points",
-            xytext=(-6, -4),
-            fontsize=7,
-            ha="right",
-            va="top",
-        )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.margins(x=0.3)
@@ -193,11 +188,25 @@ def _staircase(rows: Sequence[Row]) -> list[Row]:
     return steps
 
 
-def _spread(rows: list[Row], count: int) -> list[Row]:
-    """At most so many, evenly over the list, with both ends."""
-    if len(rows) <= count:
-        return rows
-    return [rows[round(index * (len(rows) - 1) / (count - 1))] for index in range(count)]
+def label_steps(axes: Any, steps: Sequence[Row]) -> None:
+    """Name the steps of the outline, the ends first; one whose name would lie on another's has none."""
+    taken: list[Any] = []
+    for row in (*steps[:1], *steps[:0:-1]):
+        text = axes.annotate(
+            _plain(configuration_label({name: v for name, v in row["configuration"].items() if name != "code"})),
+            (row["bytes_objective"], _loss(row)),
+            textcoords="offset points",
+            xytext=(-6, -4),
+            fontsize=7,
+            ha="right",
+            va="top",
+        )
+        text.set_in_layout(False)
+        box = text.get_window_extent().padded(1.5)
+        if any(box.overlaps(other) for other in taken):
+            text.remove()
+        else:
+            taken.append(box)
 
 
 def _plot_space(axes: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:

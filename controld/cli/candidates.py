@@ -31,6 +31,13 @@ examples:
 Loss is in nats per token at the worst prompt length; "at most" is its one-sided 95 % upper bound, which is what
 policies compare with max_quality_loss_nats. Encode and decode are MB of raw KV per second at the median transfer.
 KVServe's accuracies are no loss: what comes from there has none, passes no limit, and its times are priors.
+
+A configuration such as "had s1 w32 K12/c64 V6/t64 entropy" reads from left to right:
+  had        the transform: Hadamard; nothing where there is none
+  s1 w32     the first token and the last 32 are carried as they are
+  K12/c64    keys in 12 levels; c: 64 tokens of a channel share a scale, t: 64 channels of a token and head do
+  V6/t64     values, likewise; a number format stands instead of both (fp8_e4m3, nvfp4), or "lossless"
+  entropy    the coder: none, bitpack, zstd or entropy; any other knob stands as name=value
 """
 
 _PLOT_SUFFIXES = (".html", ".png", ".svg")

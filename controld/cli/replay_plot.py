@@ -51,15 +51,16 @@ def draw(figure: Any, runs: Sequence[Run], schedule: RateSchedule) -> None:
     count = len(runs[0].records)
     edges = np.linspace(0, count, min(_WINDOWS, count) + 1).astype(int)
     for index, run in enumerate(runs):
-        colour = COLOURS[index % len(COLOURS)]
+        look = _look(run.decider, COLOURS[index % len(COLOURS)])
         seconds = np.array([record.total_s for record in run.records])
-        top.plot(np.sort(seconds), (np.arange(count) + 1) / count, color=colour, label=run.decider)
+        top.plot(np.sort(seconds), (np.arange(count) + 1) / count, label=run.decider, **look)
         medians = [np.median(seconds[a:b]) for a, b in itertools.pairwise(edges)]
-        middle.plot((edges[:-1] + edges[1:]) / 2, medians, color=colour, marker=".", markersize=3, label=run.decider)
+        middle.plot((edges[:-1] + edges[1:]) / 2, medians, marker=".", markersize=3, **look)
     for axes in (top, middle, bottom):
         axes.grid(visible=True, which="both", alpha=0.2)
     top.set(xscale="log", xlabel="seconds from hand-over to the last acknowledgement", ylabel="share of transfers")
-    top.legend(loc="lower right", fontsize=8)
+    figure.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+    figure.suptitle("Simulated, not measured: what would have happened", fontsize=11)
     middle.set(yscale="log", xlabel="transfer", ylabel="seconds, median")
     records = runs[0].records
     rates = [schedule.rate(record.started_s, record.index) * 8 / 1e6 for record in records]
@@ -72,6 +73,15 @@ def draw(figure: Any, runs: Sequence[Run], schedule: RateSchedule) -> None:
         axes.scatter(range(count), [arms.index(r.arm_id) for r in ours.records], s=4, color="#d1692e", alpha=0.5)
         axes.set_yticks(range(len(arms)), [arm[:8] for arm in arms], fontsize=7)
         axes.set_ylabel("controld's arm")
+
+
+def _look(decider: str, colour: str) -> dict[str, Any]:
+    """controld is a broad line, and the oracle a dashed one on top of it: they often lie on each other."""
+    if decider == "controld":
+        return {"color": colour, "linewidth": 3.2, "zorder": 3}
+    if decider == "oracle":
+        return {"color": "#222222", "linewidth": 1.3, "linestyle": (0, (4, 2)), "zorder": 4}
+    return {"color": colour, "linewidth": 1.3, "zorder": 2}
 
 
 def page(svg: str, document: dict[str, Any]) -> str:

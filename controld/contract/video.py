@@ -106,12 +106,14 @@ class TransitionPlan:
         seconds: until the engine works under the new setting, waiting for the safe point not included.
         peak_bytes: device memory while changing, at its highest.
         keeps_kv: whether sessions keep their history.
+        is_measured: `seconds` is what such a change took before; else it is an estimate.
     """
 
     transition: Transition
     seconds: float
     peak_bytes: int
     keeps_kv: bool
+    is_measured: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

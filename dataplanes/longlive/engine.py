@@ -24,7 +24,8 @@ class EngineError(ControldError):
     Args:
         message: what and why, naming the parameter.
         code: `engine.refused`, `engine.out_of_memory`, `engine.not_finite`, `engine.worker_died`, `engine.stale`,
-            `engine.unknown_session`, `engine.not_loaded`, `engine.decoder_failed`.
+            `engine.unknown_session`, `engine.not_loaded`, `engine.decoder_failed`, `engine.failed` (its own code or a
+            library raised).
         hint: what can be done.
     """
 

@@ -53,7 +53,7 @@ def forward(x: Tensor, seed: int = DEFAULT_SEED) -> Tensor:
     if size == 1:
         return x.contiguous()
     blocks = x.reshape(-1, size) * signs(x.shape[-1], seed, x.device)
-    return (_butterflies(blocks) * norm(size)).view(x.shape)
+    return (butterflies(blocks) * norm(size)).view(x.shape)
 
 
 def inverse(y: Tensor, seed: int = DEFAULT_SEED) -> Tensor:
@@ -61,7 +61,7 @@ def inverse(y: Tensor, seed: int = DEFAULT_SEED) -> Tensor:
     size = block_size(y.shape[-1])
     if size == 1:
         return y.contiguous()
-    blocks = _butterflies(y.reshape(-1, size)) * norm(size)
+    blocks = butterflies(y.reshape(-1, size)) * norm(size)
     return (blocks * signs(y.shape[-1], seed, y.device)).view(y.shape)
 
 
@@ -70,7 +70,7 @@ def norm(size: int) -> float:
     return 1.0 / math.sqrt(size)
 
 
-def _butterflies(blocks: Tensor) -> Tensor:
+def butterflies(blocks: Tensor) -> Tensor:
     """Unnormalised transform of `[blocks, n]`, distance 1 first.
 
     Sums in a fixed order, unlike a matrix product, whose order changes with the number of rows: a token decodes to the

@@ -1,4 +1,7 @@
-"""A tensor in NVFP4: packed codes, block scales and one peak, or a peak a row."""
+"""A tensor in NVFP4: packed codes, block scales and one peak, or a peak a row.
+
+On a CPU with a C compiler `native` does the work, elsewhere the reference in `nvfp4` does; the bits are the same.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from torch import Tensor
 from dataplanes.numerics import nvfp4
 from dataplanes.numerics.code_layout import pack_codes, unpack_codes
 from dataplanes.numerics.fp8 import LARGEST as LARGEST_BLOCK_SCALE
+from dataplanes.numerics.native import nvfp4_kernels
 from dataplanes.numerics.nvfp4 import BlockRule, Tile
 
 LARGEST_SCALE_4OVER6 = 256.0
@@ -36,7 +40,14 @@ class NVFP4Tensor:
 
     @classmethod
     def quantise(
-        cls, x: Tensor, rule: BlockRule = BlockRule.PLAIN, *, per_row: bool = False, tile: Tile = Tile.ROW
+        cls,
+        x: Tensor,
+        rule: BlockRule = BlockRule.PLAIN,
+        *,
+        per_row: bool = False,
+        peak: Tensor | None = None,
+        tile: Tile = Tile.ROW,
+        use_native: bool = True,
     ) -> NVFP4Tensor:
         """Quantise a tensor.
 
@@ -44,36 +55,44 @@ class NVFP4Tensor:
             x: `[..., n]`, a floating-point type, finite; n is a multiple of 16.
             rule: where a block's peak lands.
             per_row: each row has its own peak and depends on no other.
+            peak: float32 `[1]` or `[rows, 1]`, where it is known already: of a tensor whose parts do not see each
+                other. None: x's own.
             tile: what shares a block scale.
+            use_native: whether kernels may do it.
 
         Raises:
             ValueError: see `nvfp4.quantise_by_peak`.
         """
-        rows = x.reshape(-1, x.shape[-1]).float()
-        size = rows.abs()
-        peak = size.amax(1, keepdim=True) if per_row else size.amax().view(1)
+        rows = x.reshape(-1, x.shape[-1])
         largest = LARGEST_BLOCK_SCALE if rule is BlockRule.PLAIN else LARGEST_SCALE_4OVER6
-        codes, block_scales = nvfp4.quantise_by_peak(rows, peak, rule, largest_scale=largest, tile=tile)
-        return cls(
-            packed=pack_codes(codes),
-            block_scales=block_scales,
-            peak=peak,
-            largest_scale=largest,
-            shape=tuple(x.shape),
-        )
+        if use_native and tile is Tile.ROW and nvfp4_kernels.takes(rows):
+            rows = rows.detach().contiguous()
+            peak = nvfp4_kernels.peaks(rows, per_row=per_row) if peak is None else peak.contiguous()
+            packed, block_scales = nvfp4_kernels.encode(rows, peak, rule, largest)
+        else:
+            rows = rows.float()
+            if peak is None:
+                peak = rows.abs().amax(1, keepdim=True) if per_row else rows.abs().amax().view(1)
+            codes, block_scales = nvfp4.quantise_by_peak(rows, peak, rule, largest_scale=largest, tile=tile)
+            packed = pack_codes(codes)
+        return cls(packed=packed, block_scales=block_scales, peak=peak, largest_scale=largest, shape=tuple(x.shape))
 
-    def dequantise(self, dtype: torch.dtype = torch.float32) -> Tensor:
+    def dequantise(self, dtype: torch.dtype = torch.float32, *, use_native: bool = True) -> Tensor:
         """The values, of the input's shape; rounded once from float32 to `dtype`."""
-        values = nvfp4.dequantise_by_peak(
-            unpack_codes(self.packed), self.block_scales, self.peak, largest_scale=self.largest_scale
-        )
+        if use_native and nvfp4_kernels.gives(self.packed.device, dtype):
+            values = nvfp4_kernels.decode(self.packed, self.block_scales, self.peak, self.largest_scale, dtype)
+            return values.view(self.shape)
+        codes = unpack_codes(self.packed)
+        values = nvfp4.dequantise_by_peak(codes, self.block_scales, self.peak, largest_scale=self.largest_scale)
         return values.to(dtype).view(self.shape)
 
-    def units(self) -> Tensor:
+    def units(self, *, use_native: bool = True) -> Tensor:
         """Codes' values times their block scales, exact in float32, `[rows, n]`: whole multiples of 2**-10 up to 2688.
 
         Times `unit` they are the values.
         """
+        if use_native and nvfp4_kernels.gives(self.packed.device, torch.float32):
+            return nvfp4_kernels.decode(self.packed, self.block_scales, None, self.largest_scale, torch.float32)
         sizes = nvfp4.code_values(self.packed.device)[unpack_codes(self.packed).int()]
         scales = self.block_scales.view(torch.float8_e4m3fn).float()
         return (nvfp4.as_blocks(sizes) * scales[..., None]).flatten(-2)

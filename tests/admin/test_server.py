@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from controld.admin import routes
+from controld.admin import operations
 from controld.admin.backend import CandidateImport, DecisionFilter, HypotheticalContext, PolicyEdit
 from controld.admin.event_stream import stream_events
 from controld.admin.problem import NotFoundError
@@ -43,7 +43,7 @@ class RecordedBackend:
         return [{"kind": "sglang"}]
 
     async def candidates(self, workload: str | None) -> list[dict[str, Any]]:
-        return [{"workload": workload}]
+        return [{"workload": workload, "number": number} for number in range(3)]
 
     async def candidate_problems(self, workload: str | None) -> list[dict[str, Any]]:
         return [{"where": "row 1", "what": f"no profile of {workload}"}]
@@ -155,6 +155,18 @@ async def test_requests_are_understood_with_units(served) -> None:  # type: igno
         assert await response.json() == {"engines": [{"agent_id": "video-0"}]}
 
 
+async def test_candidates_come_in_pages_where_a_client_wants_them(served) -> None:  # type: ignore[no-untyped-def]
+    async def page(query: str) -> tuple[list[int], int]:
+        async with served[0].get(f"/v1/candidates?{query}") as response:
+            answer = await response.json()
+            return [one["number"] for one in answer["candidates"]], answer["total"]
+
+    assert await page("workload=a") == ([0, 1, 2], 3)
+    assert await page("limit=2") == ([0, 1], 3)
+    assert await page("limit=2&offset=2") == ([2], 3)
+    assert await page("offset=3") == ([], 3)
+
+
 @pytest.mark.parametrize(
     ("path", "status", "code", "named"),
     [
@@ -164,6 +176,8 @@ async def test_requests_are_understood_with_units(served) -> None:  # type: igno
         ("/v1/decisions?limit=3&limit=4", 400, "field.invalid", "limit"),
         ("/v1/decisions?arm=a&arm=a", 400, "field.invalid", "arm"),
         ("/v1/candidates?workload=a&workload=b", 400, "field.invalid", "workload"),
+        ("/v1/candidates?limit=0", 400, "field.invalid", "limit"),
+        ("/v1/candidates?offset=-1", 400, "field.invalid", "offset"),
         ("/v1/explain?bytes=20MB&bytes=1MB&bandwidth=1Gbit", 400, "field.invalid", "bytes"),
         ("/v1/explain?bytes=20MB&bandwidth=1Gbit&load=0&load=1", 400, "field.invalid", "load"),
         ("/v1/studies/compare?ids=a&ids=b", 400, "field.invalid", "ids"),
@@ -244,7 +258,7 @@ async def test_a_client_that_leaves_amid_its_body_is_no_fault_of_ours(served) ->
 
 async def test_a_packed_body_is_read_and_counts_by_what_it_holds(served, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     client, _, _ = served
-    monkeypatch.setattr(routes, "MAX_STUDY_BYTES", 1000)
+    monkeypatch.setattr(operations, "MAX_STUDY_BYTES", 1000)
     for length, status in ((900, 201), (1_000_000, 400)):
         packed = gzip.compress(b'{"workload": "w"' + b" " * length + b"}")
         async with client.post("/v1/studies", data=packed, headers={"Content-Encoding": "gzip"}) as response:
@@ -265,7 +279,7 @@ async def test_a_document_of_candidates_may_be_long_and_is_passed_on_as_it_is(se
 
 async def test_a_document_of_candidates_may_not_be_endless(served, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     client, _, _ = served
-    monkeypatch.setattr(routes, "MAX_IMPORT_BYTES", 1000)
+    monkeypatch.setattr(operations, "MAX_IMPORT_BYTES", 1000)
     async with client.post("/v1/candidates/import", data=b"x" * 1001) as response:
         assert response.status == 400
         assert "longer than 1000" in (await response.json())["title"]

@@ -16,20 +16,37 @@ classes:
 """
 
 
-@pytest.fixture
-def policy_file(tmp_path: Path) -> Path:
-    file = tmp_path / "policies" / "chat.yaml"
+def write_policy(folder: Path) -> Path:
+    file = folder / "policies" / "chat.yaml"
     file.parent.mkdir()
     file.write_text(POLICY)
     return file
 
 
-@pytest.fixture
-def config_file(tmp_path: Path, policy_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    file = tmp_path / "controld.yaml"
+def write_config(folder: Path) -> Path:
+    file = folder / "controld.yaml"
     file.write_text(
         "apiVersion: controld/v1\nkind: Daemon\nstate: {dir: state}\n"
         "fleet: {listen: ['unix:fleet.sock']}\nadmin: {socket: admin.sock}\n"
     )
+    return file
+
+
+@pytest.fixture(scope="module")
+def module_config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The settings of a daemon that the tests of a module share; `CONTROLD_CONFIG` does not name it."""
+    folder = tmp_path_factory.mktemp("shared")
+    write_policy(folder)
+    return write_config(folder)
+
+
+@pytest.fixture
+def policy_file(tmp_path: Path) -> Path:
+    return write_policy(tmp_path)
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, policy_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = write_config(tmp_path)
     monkeypatch.setenv("CONTROLD_CONFIG", str(file))
     return file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from controld.cli.candidate_plot import log_ticks, page, write_plots
+from controld.cli.candidate_plot import label_steps, log_ticks, page, write_plots
 from controld.contract.errors import ControldError
 
 
@@ -48,6 +49,23 @@ def test_a_text_cannot_end_the_data() -> None:
     text = page([row(provenance=evil, configuration={"quantise": evil})])
     assert evil not in text
     assert evil in data_of(text)["groups"][0]["points"][0]["from"]
+
+
+@pytest.mark.slow
+def test_names_in_the_picture_do_not_lie_on_each_other() -> None:
+    from matplotlib.figure import Figure
+
+    crowd = [
+        row(0.01 - 1e-4 * step, 4.0 - 0.05 * step, configuration={"quantise": f"format{step}"}) for step in range(20)
+    ]
+    steps = [*crowd, row(0.0, 1.5, configuration={"quantise": "nothing lost"})]
+    axes = Figure(figsize=(7, 7)).add_subplot()
+    axes.set(xscale="log", yscale="log", xlim=(0.1, 1.0), ylim=(1e-7, 1.0))
+    label_steps(axes, steps)
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert {"format0", "nothing lost"} <= {text.get_text() for text in axes.texts}, "the ends are named"
+    assert 2 < len(boxes) < 20
 
 
 @pytest.mark.slow

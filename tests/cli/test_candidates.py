@@ -84,15 +84,21 @@ async def store_profiles(state_dir: Path) -> None:
     await store.close()
 
 
-@pytest.fixture
-def daemon(config_file: Path) -> Iterator[None]:
-    asyncio.run(store_profiles(load_config(config_file).state_dir))
-    command = [sys.executable, "-m", "controld.cli.main", "serve", "--config", str(config_file)]
+@pytest.fixture(scope="module")
+def serving(module_config_file: Path) -> Iterator[Path]:
+    """The settings of a daemon that serves; no test here changes what another one looks at."""
+    asyncio.run(store_profiles(load_config(module_config_file).state_dir))
+    command = [sys.executable, "-m", "controld.cli.main", "serve", "--config", str(module_config_file)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    assert main(["reload", "--wait", "--timeout", "30"]) == 0
-    yield
+    yield module_config_file
     process.terminate()
     process.wait(20)
+
+
+@pytest.fixture
+def daemon(serving: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTROLD_CONFIG", str(serving))
+    assert main(["reload", "--wait", "--timeout", "30"]) == 0
 
 
 def test_the_table_shows_quality_bytes_and_speed(
@@ -138,12 +144,21 @@ def test_filters_that_hide_everything_say_how_much(daemon: None, capsys: pytest.
     assert json.loads(shown("--max-loss", "-1", "--json")) == []
 
 
-def test_plots_are_whole_files(daemon: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_a_folder_gets_whole_files(daemon: None, tmp_path: Path) -> None:
     folder = tmp_path / "plots"
     assert main(["candidates", "--plot", str(folder)]) == 0
     assert (folder / "front.png").read_bytes().startswith(b"\x89PNG")
     text = (folder / "front.html").read_text()
     assert all(one.arm_id in text for one in PROFILES)
+
+
+def test_a_page_is_whole_and_another_kind_is_refused(
+    daemon: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "front.html"
+    assert main(["candidates", "--plot", str(page)]) == 0
+    assert all(one.arm_id in page.read_text() for one in PROFILES)
     capsys.readouterr()
     assert main(["candidates", "--plot", str(tmp_path / "front.gif")]) == 1
     assert ".html" in capsys.readouterr().err

@@ -88,6 +88,24 @@ def test_a_seed_gives_the_same_answer(files: list[str], capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
+def test_controld_is_seen_under_the_oracle(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    assert main(["replay", *files, "--plot", str(tmp_path / "r.png")]) == 0
+    [figure] = figures
+    assert "Simulated" in figure.get_suptitle()
+    [legend] = figure.legends
+    assert {"raw", "kvserve", "controld", "oracle"} < {text.get_text() for text in legend.get_texts()}
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    ours, oracle = lines["controld"], lines["oracle"]
+    assert ours.get_linewidth() > 2 * oracle.get_linewidth()
+    assert oracle.get_zorder() > ours.get_zorder() > lines["kvserve"].get_zorder()
+    assert oracle.is_dashed()
+
+
+@pytest.mark.slow
 def test_transfers_and_plots_are_written(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, picture, transfers = (tmp_path / name for name in ("r.html", "r.png", "t.json"))
     assert main(["replay", *files, "--plot", str(page), "--transfers", str(transfers)]) == 0

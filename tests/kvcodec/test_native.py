@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controld.contract.configuration import Configuration
+from dataplanes import native_build
 from dataplanes.kvcodec import KVCodec, KVDtype, KVLayout, decode_frame
 from dataplanes.kvcodec.native import library
 
@@ -139,6 +140,6 @@ def test_a_cache_that_others_may_write_is_not_trusted(tmp_path: Path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compiler = shutil.which("cc") or shutil.which("gcc")
     assert compiler is not None
-    built = library._built(compiler, Path(library.__file__).with_name("kernels.c"), library._FLAGS)
+    built = native_build.built(compiler, Path(library.__file__).with_name("kernels.c"), native_build.FLAGS)
     assert folder not in built.parents
     shutil.rmtree(built.parent)

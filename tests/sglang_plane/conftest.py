@@ -8,16 +8,20 @@ import inspect
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from controld.contract.configuration import Configuration
 from controld.contract.effect import Effect, Half, Verdict
 from controld.contract.effect import Path as EffectPath
+
+if TYPE_CHECKING:
+    from tests.sglang_plane.pd_rig import Rig
 
 MODEL = Path(__file__).resolve().parents[2] / "build/models/smollm2-135m-instruct"
 
@@ -143,3 +147,47 @@ def fixed_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FixedDaem
     daemon = FixedDaemon(tmp_path_factory.mktemp("daemon"))
     yield daemon
     daemon.stop()
+
+
+@pytest.fixture(scope="module")
+def make_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Rig]]:
+    """Makes rigs of two real SGLang managers each; all are torn down at the end of the module."""
+    from dataplanes.sglang.pd import lane
+    from tests.sglang_plane.pd_rig import GIVEN_UP_S, Rig, Side, import_sglang, wait_until, write_model
+
+    import_sglang()
+    folder = tmp_path_factory.mktemp("model")
+    write_model(folder)
+    rigs: list[Rig] = []
+
+    def make(*, decode_plane: bool = True, **changes: Any) -> Rig:
+        rig = Rig(folder)
+        rigs.append(rig)
+        rig.prefill = Side(rig, "prefill", with_plane=True, **changes)
+        rig.decode = Side(rig, "decode", with_plane=decode_plane, **changes)
+        rig.fill()
+        return rig
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lane, "ACK_PATIENCE_S", GIVEN_UP_S)
+        yield make
+        for rig in reversed(rigs):
+            rig.close()
+    ours = ("controld-wire", "controld-decode")
+    wait_until(lambda: not any(thread.name in ours for thread in threading.enumerate()), "no thread of ours is left")
+
+
+@pytest.fixture(scope="module")
+def rig_at_rest(make_rig: Callable[..., Rig]) -> list[Rig]:
+    """The rig that tests take turns with; empty until there is one."""
+    return []
+
+
+@pytest.fixture
+def rig(rig_at_rest: list[Rig], make_rig: Callable[..., Rig]) -> Iterator[Rig]:
+    """A rig as new: raw is drawn, nothing is damaged, nobody has told anything."""
+    rig = rig_at_rest.pop() if rig_at_rest else make_rig()
+    yield rig
+    # One that does not come to rest is not handed on: what is wrong with it is no other test's fault.
+    rig.reset()
+    rig_at_rest.append(rig)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,17 @@ def test_the_summary_names_the_best_static_and_holds_its_verdicts() -> None:
     assert result["jct_raw_over_controld"]["slow"]["ratio"] == pytest.approx(3.0)
     assert all(verdict["holds"] for verdict in result["verdicts"].values())
     assert result["wire_bytes"]["controld"]["ratio"] == 4.0
+
+
+def test_the_best_fixed_arm_is_found_phase_by_phase() -> None:
+    reversed_arms = {"raw": "static-2", "static-2": "raw"}
+    mixed = [
+        replace(sample, arm=reversed_arms.get(sample.arm, sample.arm)) if sample.phase == "fast" else sample
+        for sample in samples()
+    ]
+    found = summary(samples=mixed)["ttft_best_arm_of_phase_over_controld"]
+    assert {phase: best["arm"] for phase, best in found.items()} == {"fast": "raw", "slow": "static-2"}
+    assert found["fast"]["ratio"] == pytest.approx(1.1, rel=0.02)
 
 
 @pytest.mark.parametrize(

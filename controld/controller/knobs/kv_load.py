@@ -14,9 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from controld.controller.knobs.base import STAGES, Array, Context, Prediction, Stage, StageModels, queue
-
-_ENCODE, _BYTES, _WIRE, _DECODE = (STAGES.index(s) for s in (Stage.ENCODE, Stage.BYTES, Stage.WIRE, Stage.DECODE))
+from controld.controller.knobs.base import Array, AtRest, Context, Prediction, Stage, StageModels
+from controld.controller.knobs.chunked import (
+    ENCODE,
+    WIRE,
+    axes,
+    chunk_counts,
+    coded_stage_seconds,
+    column,
+    decode_seconds,
+    overlapped,
+    wire_seconds,
+    work_of_servers,
+)
 
 _LEAST_S = 1e-9
 """Ratios of times are taken, so a prefix of next to nothing still takes this long."""
@@ -58,6 +68,30 @@ class KvLoad:
             "switch_cost_s": self.switch_cost_s,
         }
 
+    def at_rest(self, models: StageModels, factors: Array, context: Context) -> AtRest:
+        """See `Knob.at_rest`; `encode_s` is the prefill of the arm that computes, and raw's own overhead."""
+        size, bandwidth = axes(context)
+        framed, computes = column(models.framed), column(models.wire_share) == 0
+        chunks = chunk_counts(framed, size, self.chunk_bytes)
+        own = column(models.encode_a_s) + size * (
+            column(models.encode_b_s_per_byte) + size * column(models.encode_c_s_per_byte2)
+        )
+        own_factor = np.where(computes, column(factors[:, ENCODE]), column(factors[:, WIRE]))
+        own = np.where(framed, 0.0, own_factor * own)
+        decode = decode_seconds(models, factors, size)
+        wire = wire_seconds(models, factors, size, bandwidth)
+        piped = self.latency_s + own + overlapped((wire, decode), chunks)
+        service = np.where(computes, np.maximum(own, _LEAST_S), piped)
+        connection = np.where(computes, 0.0, service) if self.exclusive_connection else 0.0
+        servers = (np.where(computes, own, 0.0), wire, decode, connection)
+        return AtRest(
+            encode_s=np.broadcast_to(own, wire.shape),
+            wire_s=wire,
+            decode_s=decode,
+            service_s=service,
+            server_s=work_of_servers(servers, service.shape),
+        )
+
     def predict(
         self,
         models: StageModels,
@@ -67,43 +101,14 @@ class KvLoad:
         share: float = 1.0,
         other_work: Array | None = None,
     ) -> Prediction:
-        """See `Knob.predict`; `encode_s` is the prefill of the arm that computes, and raw's own overhead."""
-        size = context.sizes_bytes[None, :, None, None]
-        bandwidth = context.bandwidths_bytes_per_s[None, None, :, None]
-        load = context.loads[None, None, None, :]
+        """See `Knob.predict`."""
+        return self.at_rest(models, factors, context).under_load(context, share, other_work)
 
-        def column(values: Array) -> Array:
-            return values[:, None, None, None]
-
-        framed, computes = column(models.framed.astype(np.float64)) > 0, column(models.wire_share) == 0
-        chunks = np.where(framed, np.maximum(np.ceil(size / self.chunk_bytes), 1.0), 1.0)
-        own = column(models.encode_a_s) + size * (
-            column(models.encode_b_s_per_byte) + size * column(models.encode_c_s_per_byte2)
-        )
-        own_factor = np.where(computes, column(factors[:, _ENCODE]), column(factors[:, _WIRE]))
-        own = np.where(framed, 0.0, own_factor * own)
-        decode = column(factors[:, _DECODE]) * (column(models.decode_a_s) + size * column(models.decode_b_s_per_byte))
-        wire = column(models.wire_share * factors[:, _BYTES] * factors[:, _WIRE]) * (size / bandwidth)
-        piped = (wire + decode + (chunks - 1.0) * np.maximum(wire, decode)) / chunks
-        service = np.where(computes, np.maximum(own, _LEAST_S), self.latency_s + own + piped)
-
-        transfers_per_s = load * (bandwidth / size)
-        server = np.zeros((len(self.work_stages), *service.shape))
-        server[0], server[1], server[2] = np.where(computes, own, 0.0), wire, decode
-        if self.exclusive_connection:
-            server[3] = np.where(computes, 0.0, service)
-        rho, wait = queue(server, transfers_per_s, share, other_work)
-        return Prediction(
-            encode_s=np.broadcast_to(own, wire.shape),
-            wire_s=wire,
-            decode_s=decode,
-            service_s=service,
-            server_s=server,
-            transfers_per_s=transfers_per_s,
-            rho=rho,
-            wait_s=wait,
-            total_s=wait + service,
-        )
+    def break_even_raw_s(
+        self, models: StageModels, factors: Array, sizes_bytes: Array, *, margin: float
+    ) -> Array | None:
+        """See `Knob.break_even_raw_s`. Which stage is the busiest depends on the load, and with it who is quicker."""
+        return None
 
     def stage_seconds(
         self, models: StageModels, arm: int, *, raw_bytes: float, wire_bytes: float, bandwidth: float
@@ -116,8 +121,4 @@ class KvLoad:
             return {Stage.ENCODE: float(own)}
         if not models.framed[arm]:
             return {Stage.WIRE: float(self.latency_s + own + raw_bytes / bandwidth)} if bandwidth > 0 else {}
-        decode = models.decode_a_s[arm] + models.decode_b_s_per_byte[arm] * raw_bytes
-        predicted = {Stage.BYTES: float(models.wire_share[arm] * raw_bytes), Stage.DECODE: float(decode)}
-        if bandwidth > 0:
-            predicted[Stage.WIRE] = wire_bytes / bandwidth
-        return predicted
+        return coded_stage_seconds(models, arm, raw_bytes=raw_bytes, wire_bytes=wire_bytes, bandwidth=bandwidth)

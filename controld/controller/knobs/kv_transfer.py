@@ -16,9 +16,21 @@ from typing import Any
 import numpy as np
 
 from controld.controller.envelope import Lines
-from controld.controller.knobs.base import STAGES, Array, Context, Prediction, Stage, StageModels, queue
-
-_ENCODE, _BYTES, _WIRE, _DECODE = (STAGES.index(s) for s in (Stage.ENCODE, Stage.BYTES, Stage.WIRE, Stage.DECODE))
+from controld.controller.knobs.base import Array, AtRest, Context, Prediction, Stage, StageModels
+from controld.controller.knobs.chunked import (
+    BYTES,
+    DECODE,
+    ENCODE,
+    WIRE,
+    axes,
+    chunk_counts,
+    coded_stage_seconds,
+    column,
+    decode_seconds,
+    overlapped,
+    wire_seconds,
+    work_of_servers,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +66,25 @@ class KvTransfer:
             "switch_cost_s": self.switch_cost_s,
         }
 
+    def at_rest(self, models: StageModels, factors: Array, context: Context) -> AtRest:
+        """See `Knob.at_rest`."""
+        size, bandwidth = axes(context)
+        chunks = chunk_counts(column(models.framed), size, self.chunk_bytes)
+        # What raw pays beside the wire is part of what its effects report as wire, so both take the wire's correction.
+        encode_factor = np.where(models.framed, factors[:, ENCODE], factors[:, WIRE])
+        encode = column(encode_factor) * (column(models.encode_a_s) + size * column(models.encode_b_s_per_byte))
+        decode = decode_seconds(models, factors, size)
+        wire = wire_seconds(models, factors, size, bandwidth)
+        service = self.rtt_s + overlapped((encode, wire, decode), chunks)
+        servers = (encode, wire, decode, service if self.exclusive_connection else 0.0)
+        return AtRest(
+            encode_s=encode,
+            wire_s=wire,
+            decode_s=decode,
+            service_s=service,
+            server_s=work_of_servers(servers, service.shape),
+        )
+
     def predict(
         self,
         models: StageModels,
@@ -64,40 +95,7 @@ class KvTransfer:
         other_work: Array | None = None,
     ) -> Prediction:
         """See `Knob.predict`."""
-        size = context.sizes_bytes[None, :, None, None]
-        bandwidth = context.bandwidths_bytes_per_s[None, None, :, None]
-        load = context.loads[None, None, None, :]
-
-        def column(values: Array) -> Array:
-            return values[:, None, None, None]
-
-        framed = column(models.framed.astype(np.float64)) > 0
-        chunks = np.where(framed, np.maximum(np.ceil(size / self.chunk_bytes), 1.0), 1.0)
-        # What raw pays beside the wire is part of what its effects report as wire, so both take the wire's correction.
-        encode_factor = np.where(models.framed, factors[:, _ENCODE], factors[:, _WIRE])
-        encode = column(encode_factor) * (column(models.encode_a_s) + size * column(models.encode_b_s_per_byte))
-        decode = column(factors[:, _DECODE]) * (column(models.decode_a_s) + size * column(models.decode_b_s_per_byte))
-        wire = column(models.wire_share * factors[:, _BYTES] * factors[:, _WIRE]) * (size / bandwidth)
-        slowest = np.maximum(np.maximum(encode, wire), decode)
-        service = self.rtt_s + (encode + wire + decode + (chunks - 1.0) * slowest) / chunks
-
-        transfers_per_s = load * (bandwidth / size)
-        server = np.zeros((len(self.work_stages), *service.shape))
-        server[0], server[1], server[2] = encode, wire, decode
-        if self.exclusive_connection:
-            server[3] = service
-        rho, wait = queue(server, transfers_per_s, share, other_work)
-        return Prediction(
-            encode_s=encode,
-            wire_s=wire,
-            decode_s=decode,
-            service_s=service,
-            server_s=server,
-            transfers_per_s=transfers_per_s,
-            rho=rho,
-            wait_s=wait,
-            total_s=wait + service,
-        )
+        return self.at_rest(models, factors, context).under_load(context, share, other_work)
 
     def lines(self, models: StageModels, factors: Array, sizes_bytes: Array) -> Lines:
         """The arms at rest as maxima of two lines over 1 / bandwidth: bound by the slower codec stage, or by the wire.
@@ -106,17 +104,33 @@ class KvTransfer:
             factors: multipliers by arm and stage, shape [arms, stages].
             sizes_bytes: shape [sizes].
         """
-        size, framed = sizes_bytes[None, :], models.framed[:, None]
-        chunks = np.where(framed, np.maximum(np.ceil(size / self.chunk_bytes), 1.0), 1.0)
-        encode_factor = np.where(models.framed, factors[:, _ENCODE], factors[:, _WIRE])[:, None]
+        size = sizes_bytes[None, :]
+        chunks = chunk_counts(models.framed[:, None], size, self.chunk_bytes)
+        encode_factor = np.where(models.framed, factors[:, ENCODE], factors[:, WIRE])[:, None]
         encode = encode_factor * (models.encode_a_s[:, None] + size * models.encode_b_s_per_byte[:, None])
-        decode = factors[:, _DECODE, None] * (models.decode_a_s[:, None] + size * models.decode_b_s_per_byte[:, None])
-        wire_bytes = (models.wire_share * factors[:, _BYTES] * factors[:, _WIRE])[:, None] * size
-        codec_bound = (encode + decode + (chunks - 1.0) * np.maximum(encode, decode)) / chunks
+        decode = factors[:, DECODE, None] * (models.decode_a_s[:, None] + size * models.decode_b_s_per_byte[:, None])
+        wire_bytes = (models.wire_share * factors[:, BYTES] * factors[:, WIRE])[:, None] * size
+        codec_bound = overlapped((encode, decode), chunks)
         return Lines(
             intercept_s=self.rtt_s + np.stack([codec_bound, (encode + decode) / chunks], axis=1),
             slope_bytes=np.stack([wire_bytes / chunks, wire_bytes], axis=1),
         )
+
+    def break_even_raw_s(
+        self, models: StageModels, factors: Array, sizes_bytes: Array, *, margin: float
+    ) -> Array | None:
+        """See `Knob.break_even_raw_s`; raw is the first arm.
+
+        Where a connection serves one transfer at a time it is the busiest server, and its work is the service time: an
+        arm that is quicker at rest waits less, too, under every load. Otherwise that is not so.
+        """
+        if not self.exclusive_connection:
+            return None
+        lines = self.lines(models, factors, sizes_bytes)
+        behind_s = margin * lines.intercept_s - lines.intercept_s[:1]
+        saved_bytes = lines.slope_bytes[:1] - margin * lines.slope_bytes
+        x = np.where(saved_bytes > 0, behind_s / np.where(saved_bytes > 0, saved_bytes, 1.0), np.inf)
+        return np.asarray(np.maximum(x, 0.0).max(axis=1) * sizes_bytes)
 
     def stage_seconds(
         self, models: StageModels, arm: int, *, raw_bytes: float, wire_bytes: float, bandwidth: float
@@ -125,12 +139,5 @@ class KvTransfer:
         encode = models.encode_a_s[arm] + models.encode_b_s_per_byte[arm] * raw_bytes
         if not models.framed[arm]:
             return {Stage.WIRE: float(encode + raw_bytes / bandwidth)} if bandwidth > 0 else {}
-        decode = models.decode_a_s[arm] + models.decode_b_s_per_byte[arm] * raw_bytes
-        predicted = {
-            Stage.ENCODE: float(encode),
-            Stage.BYTES: float(models.wire_share[arm] * raw_bytes),
-            Stage.DECODE: float(decode),
-        }
-        if bandwidth > 0:
-            predicted[Stage.WIRE] = wire_bytes / bandwidth
-        return predicted
+        coded = coded_stage_seconds(models, arm, raw_bytes=raw_bytes, wire_bytes=wire_bytes, bandwidth=bandwidth)
+        return {Stage.ENCODE: float(encode), **coded}

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from controld.contract.errors import FieldError
 from dataplanes.longlive.linear.precision import LinearPrecision
 
 
@@ -30,9 +31,9 @@ class Probe:
     Args:
         backend: its name.
         precision: what was probed.
-        passed: it ran, and its result was within its bound of the emulated one.
-        error: the largest distance from the emulated result, in units of that result's standard deviation; None where
-            it did not run. 0: equal bits.
+        passed: it ran, and its result was within its bound of that by definition.
+        error: root mean square of its distance from the result by definition over that result's own; None: it did not
+            run.
         speed_ratio: seconds of bf16 over seconds of this back end, side by side; above 1 is faster; None: not measured.
         offer: what it is offered for.
         is_emulated: it computes in another format than the one that it stores.
@@ -63,6 +64,11 @@ class QuantisedWeight(Protocol):
         ...
 
 
+LIBRARY_ERROR_BOUND = 0.03
+"""Of a library that rounds scales and results to bf16 or resolves ties another way: 0.002 to 0.009 of those that ran
+here. A wrong scale or layout gives 0.1 and more."""
+
+
 class LinearBackend(Protocol):
     """Linear layers at precisions below bf16. Stateless: one instance serves every layer and thread."""
 
@@ -83,7 +89,7 @@ class LinearBackend(Protocol):
 
     @property
     def error_bound(self) -> float:
-        """How far a result may lie from the emulated one, in its standard deviations; the reason is the back end's."""
+        """What `Probe.error` may be."""
         ...
 
     def refusal(self, precision: LinearPrecision, device: torch.device) -> str | None:
@@ -114,3 +120,17 @@ class LinearBackend(Protocol):
             `[..., out]` of x's type.
         """
         ...
+
+
+def check_weight(backend: LinearBackend, weight: Tensor, precision: LinearPrecision) -> None:
+    """Refuse what a back end does not carry.
+
+    Raises:
+        FieldError: it cannot run at the precision here, or the weight is no matrix with rows of whole blocks.
+    """
+    refusal = backend.refusal(precision, weight.device)
+    if refusal is not None:
+        raise FieldError("precision", f"{backend.name}: {refusal}")
+    if weight.dim() != 2 or weight.shape[1] % precision.row_multiple:
+        shape = tuple(weight.shape)
+        raise FieldError("weight", f"{shape} is no matrix with rows of a multiple of {precision.row_multiple}")

@@ -13,13 +13,14 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-import torch
-
 STAND_INS = Path(__file__).parent / "stand_ins"
 
 
 def needed() -> bool:
     """Whether SGLang's servers on this machine need the stand-ins (no CUDA device)."""
+    # A launcher that refuses its arguments, or only prints help, need not wait seconds for torch.
+    import torch
+
     return not torch.cuda.is_available()
 
 

@@ -128,6 +128,14 @@ _RATIO_HEADER = (
 )
 
 
+_BEST_ARM_HEADER = ("phase", "best fixed arm", "its TTFT / controld's")
+
+
+def _best_arm_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    found = summary["ttft_best_arm_of_phase_over_controld"]
+    return [(phase, best["arm"], _ratio_text(best)) for phase, best in found.items()]
+
+
 def terminal_tables(summary: Mapping[str, Any]) -> list[Table]:
     """The ratios, the bytes and decisions, and the verdicts, for a terminal."""
     ratios = Table(
@@ -154,7 +162,10 @@ def terminal_tables(summary: Mapping[str, Any]) -> list[Table]:
     verdicts = Table("claim", "holds", title="Verdicts")
     for verdict in summary["verdicts"].values():
         verdicts.add_row(verdict["claim"], "yes" if verdict["holds"] else "[red]no[/red]")
-    return [ratios, traffic, decisions, reasons, verdicts]
+    best = Table(*_BEST_ARM_HEADER, title="The best fixed arm of each phase, in hindsight")
+    for row in _best_arm_rows(summary):
+        best.add_row(*row)
+    return [ratios, best, traffic, decisions, reasons, verdicts]
 
 
 def _html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -196,6 +207,8 @@ def page(summary: Mapping[str, Any], timeline: Timeline) -> str:
 Everything here was measured on this machine; intervals are 95 % bootstrap intervals over prompts.</p>
 {_figure(_draw_ratios(summary), (11, 4))}
 {_html_table(_RATIO_HEADER, _ratio_rows(summary))}
+<h2>The best fixed arm of each phase, in hindsight</h2>
+{_html_table(_BEST_ARM_HEADER, _best_arm_rows(summary))}
 <h2>Link, decisions and latency over time</h2>
 {_figure(_draw_timeline(timeline), (11, 9))}
 <h2>Bytes and quality</h2>

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 _log = logging.getLogger(__name__)
+
+END_PATIENCE_S: Final = 3.0
+"""How long a thread of ours may take to end; SGLang gives its own as much."""
 
 
 class Counting(Protocol):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from controld.contract.clock import Clock
 from dataplanes.kvcodec import KVCodec
-from dataplanes.sglang.pd.edge import Counting, Guarded
+from dataplanes.sglang.pd.edge import END_PATIENCE_S, Counting, Guarded
 from dataplanes.sglang.pd.memory import PagedPool, Pages
 from dataplanes.sglang.pd.messages import Ack, Cancel, Chunk, Endpoint, Grant
 from dataplanes.sglang.pd.peers import Messenger
@@ -236,14 +236,22 @@ class Lane:
     counting: Counting
     self_check: SelfCheck
     _wire: queue.SimpleQueue[_Written | None] = field(default_factory=queue.SimpleQueue)
+    _queueing: threading.Lock = field(default_factory=threading.Lock)
+    _thread: threading.Thread | None = None
+    _is_stopped: bool = False
 
     def start(self) -> None:
         """Start the wire thread."""
-        threading.Thread(target=self._write_loop, name="controld-wire", daemon=True).start()
+        self._thread = threading.Thread(target=self._write_loop, name="controld-wire", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """End the wire thread once it has written what is queued."""
-        self._wire.put(None)
+        """Return when the wire thread has written what is queued and has ended; an engine that hangs is left behind."""
+        with self._queueing:
+            self._is_stopped = True
+            self._wire.put(None)
+        if self._thread is not None:
+            self._thread.join(END_PATIENCE_S)
 
     def send(
         self, codec: KVCodec, target: Target, pieces: Sequence[Piece], first_index: int, check_index: int | None = None
@@ -304,11 +312,15 @@ class Lane:
     def _hand_over(self, batch: _Batch, piece: Piece, slot: int, target: Target) -> None:
         sequence = self.acks.next_sequence()
         size_bytes = self.area.write_mark(slot, piece.frame_bytes, sequence)
-        with batch.changed:
-            batch.in_flight[sequence] = (piece, slot)
-            batch.writing += 1
-        self.acks.expect(sequence, batch)
-        self._wire.put(_Written(batch, piece, slot, sequence, size_bytes, target))
+        with self._queueing:
+            if self._is_stopped:
+                batch.fail(RawReason.ABORTED)
+                return
+            with batch.changed:
+                batch.in_flight[sequence] = (piece, slot)
+                batch.writing += 1
+            self.acks.expect(sequence, batch)
+            self._wire.put(_Written(batch, piece, slot, sequence, size_bytes, target))
 
     def _cancel(self, batch: _Batch, target: Target) -> None:
         with batch.changed:

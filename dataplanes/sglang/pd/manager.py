@@ -95,8 +95,11 @@ def build_manager_class(base: type[Any], make_plane: MakePlane) -> type[Any]:
             super().deregister_buffer_to_engine()
 
         def teardown(self) -> None:
+            # SGLang closes the sockets that our threads send on, and its pool may go to somebody else afterwards.
+            with Guarded(self.controld_plane.agent, "the PD plane did not end in order"):
+                self.controld_plane.end_threads()
             super().teardown()
-            self.controld_plane.stop()
+            self.controld_plane.agent.close()
 
         def _send_controld_message(self, endpoint: Endpoint, frames: list[bytes]) -> None:
             from sglang.srt.utils.network import NetworkAddress

@@ -315,15 +315,17 @@ class PdPlane:
             self.receiver.start()
         threading.Thread(target=self._attach, name="controld-attach", daemon=True).start()
 
-    def stop(self) -> None:
-        """End our threads; SGLang is tearing its manager down."""
+    def end_threads(self) -> None:
+        """Before SGLang tears its manager down: once this returns, nothing of ours writes to the pool or sends.
+
+        What is under way on a sender is still written; what its workers encode from here on goes raw.
+        """
         if self.receiver is not None:
             self.receiver.stop()
         if self._shelf is not None:
             self._shelf.stop()
         for lane in self._lanes:
             lane.stop()
-        self.agent.close()
 
     def staging_addresses(self) -> list[int]:
         """What is registered with the engine on our behalf."""

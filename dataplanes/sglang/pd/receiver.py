@@ -14,7 +14,7 @@ from typing import Final
 from controld.contract.clock import Clock
 from controld.contract.effect import Effect, Half, Path, Verdict
 from dataplanes.kvcodec import FrameError, KVLayout, decode_frame, peek_header
-from dataplanes.sglang.pd.edge import Guarded
+from dataplanes.sglang.pd.edge import END_PATIENCE_S, Guarded
 from dataplanes.sglang.pd.faults import Faults
 from dataplanes.sglang.pd.memory import PagedPool, PoolError
 from dataplanes.sglang.pd.messages import Ack, Cancel, Chunk, Finish, Grant, Open
@@ -106,14 +106,20 @@ class Receiver:
         self._writing = threading.Lock()
         self._loans = threading.Lock()
         self._transfers: OrderedDict[str, _Received] = OrderedDict()
+        self._thread = threading.Thread(target=self._run, name="controld-decode", daemon=True)
+        self._is_stopped = False
 
     def start(self) -> None:
         """Start the decode thread."""
-        threading.Thread(target=self._run, name="controld-decode", daemon=True).start()
+        self._thread.start()
 
     def stop(self) -> None:
-        """End the decode thread after what is queued."""
+        """After this returns nothing is written to the pool; what is queued was refused and the decode thread ended."""
+        with self._writing:
+            self._is_stopped = True
         self._work.put(None)
+        if self._thread.is_alive():
+            self._thread.join(END_PATIENCE_S)
 
     def on_open(self, message: Open) -> None:
         """Lend slots."""
@@ -199,7 +205,7 @@ class Receiver:
             frame = parts.area.slot(slot)[: chunk.frame_bytes]
             rows = parts.pool.rows(chunk.pages, chunk.tokens)
             with self._writing:
-                if chunk.sequence in self._cancelled or not parts.room_is_alive(chunk.room):
+                if self._is_stopped or chunk.sequence in self._cancelled or not parts.room_is_alive(chunk.room):
                     raise _RefusedError(Refusal.ROOM_GONE)
                 decode_frame(frame, parts.pool.planes, rows=rows, artefacts=parts.artefacts)
                 parts.faults.spoil_decoded(parts.pool.planes, rows)
@@ -220,6 +226,8 @@ class Receiver:
         wake = threading.Event()
         while not parts.area.has_arrived(slot, chunk.frame_bytes, chunk.sequence):
             timing.late_s = clock.monotonic_s() - timing.arrived_s
+            if self._is_stopped:
+                raise _RefusedError(Refusal.ROOM_GONE)
             if timing.late_s > ARRIVAL_PATIENCE_S:
                 raise _RefusedError(Refusal.NOT_ARRIVED)
             wake.wait(_POLL_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -20,6 +19,8 @@ from dataplanes.sglang.pd.faults import Faults
 from dataplanes.sglang.pd.lane import LATE_S, AckBook, Lane, Outcome, Piece, Target
 from dataplanes.sglang.pd.memory import Pages
 from dataplanes.sglang.pd.messages import Ack, Finish, Grant
+from dataplanes.sglang.pd.offers import MAX_OPEN, OfferBook
+from dataplanes.sglang.pd.page_sizes import PageSizes
 from dataplanes.sglang.pd.peers import Messenger, Peers
 from dataplanes.sglang.pd.ports import PlaneAgent
 from dataplanes.sglang.pd.receiver import Refusal
@@ -32,13 +33,6 @@ from dataplanes.sglang.pd.write_overhead import WriteOverhead
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
-PART_BYTES: Final = 12_000_000
-"""Raw size of what one tenant sends before another one's turn may come, about."""
-
-PART_ALIGNMENT_TOKENS: Final = 256
-"""No group of a codec is coarser."""
-
-_MAX_OPEN_TRANSFERS: Final = 10_000
 _SWEEP_INTERVAL_S: Final = 10.0
 _SWEEP_AGE_S: Final = 30.0
 
@@ -92,15 +86,6 @@ class SenderParts:
     faults: Faults
 
 
-@dataclass(slots=True)
-class _Offer:
-    service_class: str
-    tokens: int
-    raw_bytes: int
-    offered_s: float
-    is_begun: bool = False
-
-
 class _Worker(threading.local):
     chunk: QueuedChunk | None = None
     wire_bytes: int = 0
@@ -119,7 +104,8 @@ class Sender:
         self._parts = parts
         self._worker = _Worker()
         self._transfers: OrderedDict[tuple[int, str], Transfer] = OrderedDict()
-        self._offers: OrderedDict[int, _Offer] = OrderedDict()
+        self._sizes = PageSizes(layout=parts.layout, piece_bytes=parts.piece_bytes)
+        self._offers = OfferBook(agent=parts.agent, clock=parts.clock, requests=parts.requests, sizes=self._sizes)
         self._lock = threading.Lock()
         self._writes_return_early = False
         self._overhead = WriteOverhead()
@@ -127,26 +113,7 @@ class Sender:
 
     def offered(self, room: int, pages: int) -> None:
         """SGLang queued a chunk of a request; the first one counts for the whole request. Scheduler's thread."""
-        with self._lock:
-            if room in self._offers:
-                return
-        parts = self._parts
-        facts = parts.requests.find(room)
-        if facts is None:
-            parts.agent.count("pd.request_unknown")
-        service_class = parts.agent.classify(
-            extra_key=facts.extra_key if facts else None, priority=facts.priority if facts else None
-        )
-        tokens = facts.prompt_tokens if facts else pages * self.page_tokens
-        raw_bytes = self._page_bytes(tokens)
-        forgotten = None
-        with self._lock:
-            self._offers[room] = _Offer(service_class, tokens, raw_bytes, parts.clock.monotonic_s())
-            if len(self._offers) > _MAX_OPEN_TRANSFERS:
-                _, forgotten = self._offers.popitem(last=False)
-        parts.agent.offered(tier=TIER, link_group=LINK_GROUP, raw_bytes=raw_bytes, service_class=service_class)
-        if forgotten is not None:
-            self._withdraw(forgotten)
+        self._offers.add(room, pages)
 
     def begin_chunk(self, chunk: QueuedChunk | None) -> None:
         """The worker takes a chunk; what it did before is over."""
@@ -166,13 +133,11 @@ class Sender:
 
     def class_of(self, room: int) -> str:
         """The service class of a request that was offered."""
-        with self._lock:
-            offer = self._offers.get(room)
-        return DEFAULT_CLASS if offer is None else offer.service_class
+        return self._offers.class_of(room)
 
     def raw_bytes(self, pages: int) -> int:
         """Raw bytes of so many pages."""
-        return self._page_bytes(pages * self.page_tokens)
+        return self._sizes.raw_bytes(pages * self.page_tokens)
 
     def send(self, session: str, source: Pages, target: Pages, *, refusal: str, send_raw: SendRaw) -> int:
         """One chunk to one receiver.
@@ -235,7 +200,7 @@ class Sender:
             transfer = self._draw(chunk, session)
             with self._lock:
                 self._transfers[chunk.room, session] = transfer
-                if len(self._transfers) > _MAX_OPEN_TRANSFERS:
+                if len(self._transfers) > MAX_OPEN:
                     self._transfers.popitem(last=False)
                     self._parts.agent.count("pd.transfer_forgotten")
         if transfer.is_coded and refusal:
@@ -245,10 +210,7 @@ class Sender:
     def _draw(self, chunk: QueuedChunk, session: str) -> Transfer:
         parts = self._parts
         facts = parts.requests.find(chunk.room)
-        with self._lock:
-            offer = self._offers.get(chunk.room)
-            if offer is not None:
-                offer.is_begun = True
+        offer = self._offers.begin(chunk.room)
         service_class = offer.service_class if offer else DEFAULT_CLASS
         transfer_id = transfer_id_of(facts, room=chunk.room, receiver=session)
         if facts is not None:
@@ -256,7 +218,7 @@ class Sender:
         else:
             # The chunk may be one fair part of what was offered.
             tokens = offer.tokens if offer else chunk.tokens or 0
-        expected_bytes = self._page_bytes(tokens)
+        expected_bytes = self._sizes.raw_bytes(tokens)
         draw = parts.agent.draw(
             transfer_id=transfer_id,
             service_class=service_class,
@@ -293,7 +255,7 @@ class Sender:
         codec, where = ready
         codec = self._parts.faults.spoil_codec(codec)
         lane = self._lane()
-        piece_tokens = self._piece_tokens(codec)
+        piece_tokens = self._sizes.piece_tokens(codec)
         if codec.max_frame_bytes(piece_tokens) + MARK_BYTES > min(lane.area.slot_bytes, where.grant.slot_bytes):
             transfer.fall_back(RawReason.FRAME_TOO_LARGE)
             return pieces
@@ -342,7 +304,7 @@ class Sender:
         for piece in outcome.delivered:
             transfer.chunks += 1
             transfer.coded_chunks += 1
-            transfer.raw_bytes += self._page_bytes(piece.tokens)
+            transfer.raw_bytes += self._sizes.raw_bytes(piece.tokens)
             transfer.wire_bytes += piece.frame_bytes
             transfer.encode_s += piece.encode_s
             transfer.decode_s += piece.decode_s
@@ -384,7 +346,7 @@ class Sender:
             status = send_raw(source, target)
         finally:
             recorded, self._worker.spans = self._worker.spans, None
-        size_bytes = self._page_bytes(len(source) * self.page_tokens)
+        size_bytes = self._sizes.raw_bytes(len(source) * self.page_tokens)
         # Where SGLang writes from threads of its own, the whole call is the span.
         spans = recorded or [WireSpan(start_s, self._parts.clock.monotonic_s(), size_bytes)]
         if status == 0:
@@ -413,18 +375,14 @@ class Sender:
     def _finish_room(self, room: int) -> None:
         with self._lock:
             finished = [transfer for (of_room, _), transfer in self._transfers.items() if of_room == room]
-            offer = self._offers.pop(room, None)
         for transfer in finished:
             self._finish(transfer)
-        if offer is not None and not offer.is_begun:
-            self._withdraw(offer)
+        self._offers.close(room)
         self._parts.requests.forget(room)
 
     def _sweep(self, now_s: float) -> None:
         """Close what SGLang gave up without a last chunk."""
-        with self._lock:
-            old = [room for room, offer in self._offers.items() if now_s - offer.offered_s > _SWEEP_AGE_S]
-        for room in old:
+        for room in self._offers.older_than(_SWEEP_AGE_S, now_s):
             if not self._parts.room_is_open(room):
                 with self._lock:
                     aborted = [transfer for (of_room, _), transfer in self._transfers.items() if of_room == room]
@@ -432,12 +390,6 @@ class Sender:
                     transfer.abandoned = True
                     transfer.fall_back(RawReason.ABORTED)
                 self._finish_room(room)
-
-    def _withdraw(self, offer: _Offer) -> None:
-        if not offer.is_begun:
-            self._parts.agent.withdrawn(
-                tier=TIER, link_group=LINK_GROUP, raw_bytes=offer.raw_bytes, service_class=offer.service_class
-            )
 
     def _finish(self, transfer: Transfer) -> None:
         with self._lock:
@@ -469,23 +421,13 @@ class Sender:
 
     @property
     def part_tokens(self) -> int:
-        """How much of a chunk one tenant sends before another one's turn may come."""
-        unit = math.lcm(PART_ALIGNMENT_TOKENS, self.page_tokens)
-        return unit * max(1, round(PART_BYTES / self._parts.layout.raw_bytes(unit)))
+        """See `PageSizes.part_tokens`."""
+        return self._sizes.part_tokens
 
     @property
     def page_tokens(self) -> int:
         """Tokens of a page of the pool."""
-        return self._parts.layout.page_tokens
-
-    def _page_bytes(self, tokens: int) -> int:
-        """Raw bytes of the pages that hold so many tokens: what SGLang's raw path puts on the wire."""
-        pages = -(-max(0, tokens) // self.page_tokens)
-        return self._parts.layout.raw_bytes(pages * self.page_tokens)
-
-    def _piece_tokens(self, codec: KVCodec) -> int:
-        unit = codec.chunk_alignment_tokens
-        return unit * max(1, round(self._parts.piece_bytes / self._parts.layout.raw_bytes(unit)))
+        return self._sizes.page_tokens
 
     def _valid_tokens(self, pages: int) -> int:
         chunk = self._worker.chunk

@@ -43,7 +43,7 @@ class CodecShelf:
         threading.Thread(target=self._work, name="controld-codecs", daemon=True).start()
 
     def stop(self) -> None:
-        """End the background thread after what it is doing."""
+        """End the background thread after what it is doing; it touches nothing of SGLang's, so none waits for it."""
         self._wanted.put(None)
 
     def find(self, configuration: Configuration) -> KVCodec | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,20 @@ def test_each_arm_takes_its_own_corrections() -> None:
     plain, slow = predict(16e6, 1e7), predict(16e6, 1e7, factors=factors)
     ratio = (slow.service_s / plain.service_s)[:, 0, 0, 0]
     assert ratio == pytest.approx([1.0, 3.0, 1.0])
+
+
+@pytest.mark.parametrize("load", [0.0, 0.4])
+def test_a_load_is_a_transfer_that_was_encoded_before(load: float) -> None:
+    loaded = predict(16e6, 1e7, load)
+    transfer = KvTransfer(chunk_bytes=KNOB.chunk_bytes, rtt_s=KNOB.latency_s, exclusive_connection=False)
+    encoded = replace(
+        MODELS, encode_a_s=np.array([1e-3, 0.0, 0.0]), encode_b_s_per_byte=np.zeros(3), encode_c_s_per_byte2=np.zeros(3)
+    )
+    context = Context(sizes_bytes=np.array([16e6]), bandwidths_bytes_per_s=np.array([1e7]), loads=np.array([load]))
+    moved = transfer.predict(encoded, ONES, context)
+    for arm in (0, 2):
+        for name in ("encode_s", "wire_s", "decode_s", "service_s", "wait_s", "total_s"):
+            assert getattr(loaded, name)[arm] == pytest.approx(getattr(moved, name)[arm]), (name, arm)
 
 
 def test_recomputing_under_load_pays_for_its_room_in_the_prefill_engine() -> None:
@@ -182,7 +197,7 @@ def test_its_time_is_learned_and_survives_a_restart(effect: Build, profile: Buil
     learned = learner.corrections(NOW)
     assert learned[RECOMPUTE][STAGES.index(Stage.ENCODE)].factor == pytest.approx(4.0, rel=0.1)
     assert learned[RAW] == fresh_learner(p).corrections(NOW)[RAW]
-    assert learned[p.arm_id][STAGES.index(Stage.ENCODE)].factor == pytest.approx(1.0, abs=0.02), "no codec was slow"
+    assert learned[p.arm_id][STAGES.index(Stage.ENCODE)].factor == pytest.approx(1.0, abs=0.025), "no codec was slow"
     again = fresh_learner(p)
     again.restore(learner.to_json())
     assert again.corrections(NOW) == learned

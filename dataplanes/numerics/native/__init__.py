@@ -1,0 +1,1 @@
+"""Native CPU kernels of number formats; the reference beside them is `dataplanes.numerics`."""

@@ -1,0 +1,3 @@
+"""Stands in for LongLive's data sets: the one constant that the loop takes."""
+
+DEFAULT_SCENE_CUT_PREFIX = "The scene transitions. "

@@ -1,0 +1,91 @@
+"""The adapter on LongLive's OWN inference loop, with the double's tiny models in it: real control flow, no real model.
+
+Needs CONTROLD_LONGLIVE (a checkout), OmegaConf and tqdm. Runs on a CPU, so only the ways of decoding that LongLive can
+do there. Says nothing about the real engine's quality or speed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from controld.contract.configuration import Configuration
+from dataplanes.longlive.adapter.longlive_engine import LongLiveEngine
+from dataplanes.longlive.engine import LoadSpec, SessionSpec
+
+from .conftest import CHECKOUT, DOUBLE, nvfp4, setting
+
+REAL = Path(os.environ.get("CONTROLD_LONGLIVE", "/nonexistent"))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not REAL.is_dir(), reason="CONTROLD_LONGLIVE names no checkout of LongLive-2.0"),
+    pytest.mark.skipif(
+        not all(map(importlib.util.find_spec, ("omegaconf", "tqdm"))), reason="OmegaConf or tqdm is not installed"
+    ),
+]
+_OF_THE_REAL_ONE = (
+    "pipeline/causal_diffusion_inference.py",
+    "utils/config.py",
+    "utils/prompt_conditioning.py",
+    "utils/i2v_conditioning.py",
+)
+Make = Callable[..., LongLiveEngine]
+Script = dict[int, Configuration | str]
+
+
+@pytest.fixture
+def real_loop_file(deployment_file: Path, tmp_path: Path) -> Path:
+    """A deployment on a checkout whose loop is LongLive's and whose models are the double's."""
+    checkout = tmp_path / "checkout"
+    shutil.copytree(CHECKOUT, checkout)
+    shutil.copytree(DOUBLE / "real_loop", checkout, dirs_exist_ok=True)
+    for file in _OF_THE_REAL_ONE:
+        shutil.copyfile(REAL / file, checkout / file)
+    file = tmp_path / "real_loop.toml"
+    file.write_text(deployment_file.read_text().replace(str(CHECKOUT), str(checkout)))
+    return file
+
+
+def run(engine: LongLiveEngine, first: Configuration, script: Script, chunks: int = 8) -> list[torch.Tensor]:
+    """A clip, steered by `script`; the frames of each chunk, what was left last."""
+    engine.load(LoadSpec(checkpoint="", setting=first))
+    engine.open(SessionSpec(session_id="a", prompt="a cat", seed=3, chunks=chunks))
+    frames = []
+    for number in range(chunks):
+        what = script.get(number)
+        if isinstance(what, str):
+            engine.push_prompt("a", what.removeprefix("cut "), scene_cut=what.startswith("cut "))
+        elif what is not None:
+            engine.apply(what, number)
+        result = engine.step("a")
+        assert not any(one.refused for one in result.applied)
+        frames.append(result.frames)
+    return [*frames, engine.close("a")]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("first", "script"),
+    [
+        (setting(), {}),
+        (setting(vae="batch"), {}),
+        (setting(multi_shot="yes"), {2: "cut a street", 3: "cut a field", 5: "a dog"}),
+        (setting(), {1: setting(steps=8), 2: setting(sink=16), 4: setting(window=24), 6: nvfp4(window=24)}),
+        (setting(vae="batch"), {3: setting(), 5: setting(multi_shot="yes"), 6: "cut a street"}),
+    ],
+    ids=["plain", "batch", "prompts", "settings", "decoding"],
+)
+def test_the_double_s_loop_and_longlive_s_make_the_same_frames(
+    make_engine: Make, deployment_file: Path, real_loop_file: Path, first: Configuration, script: Script
+) -> None:
+    real = run(make_engine(file=real_loop_file), first, script)
+    double = run(make_engine(file=deployment_file), first, script)
+    assert sum(map(len, real)) == 8 * 32 - 3
+    assert [len(one) for one in real] == [len(one) for one in double]
+    assert all(torch.equal(a, b) for a, b in zip(real, double, strict=True) if len(a))
