@@ -265,9 +265,8 @@ class _Arm:
             return chunk_s > fastest * (1 + steering.margin), loss, chunk_s, memory, self.id
         if wanted.objective is VideoObjective.BYTES:
             return memory, loss, chunk_s, self.id
-        best = min(among, key=_loss)
-        alike = max(steering.tie * wanted.max_quality_loss, _uncertain(self, best))
-        return max(loss - _loss(best) - alike, 0.0), chunk_s, memory, self.id
+        alike = min(_loss(arm) for arm in among) + steering.tie * wanted.max_quality_loss
+        return max(loss - alike, 0.0), chunk_s, memory, self.id
 
     def order(self, wanted: _Wanted, steering: Steering) -> tuple[object, ...]:
         """For showing: what passes first, the best of it on top."""

@@ -23,7 +23,7 @@ import torch
 
 from controld.contract.configuration import Configuration, Value
 from controld.contract.errors import FieldError
-from controld.contract.video import ChunkReport
+from controld.contract.video import ChunkReport, MemorySplit
 from dataplanes.longlive import settings
 from dataplanes.longlive.engine import LoadSpec, SessionSpec, VideoEngine
 from dataplanes.longlive.reference.checkpoint import TRAINED_NAME, UNTRAINED_NAME
@@ -85,16 +85,28 @@ def hardware_name() -> str:
     return f"cpu/{torch.__version__}/{torch.get_num_threads()}"
 
 
-def time_setting(engine: VideoEngine, configuration: Configuration, checkpoint: str) -> tuple[ChunkReport, ...]:
-    """Reports of some chunks of one session, the first ones left out. Raises: EngineError."""
+def time_setting(
+    engine: VideoEngine, configuration: Configuration, checkpoint: str, *, two: bool = False
+) -> tuple[tuple[ChunkReport, ...], MemorySplit]:
+    """Reports of some chunks of one session, the first ones left out, and the memory at the end.
+
+    Args:
+        two: whether a second session follows, so that the memory is that of two.
+
+    Raises:
+        EngineError: the setting is refused.
+    """
     engine.load(LoadSpec(checkpoint=checkpoint, setting=configuration))
     try:
         engine.open(SessionSpec(session_id="profile", prompt=PROMPT, seed=1))
         reports = [engine.step("profile").report for _ in range(_WARM_CHUNKS + _TIMED_CHUNKS)]
-        engine.close("profile")
+        memory = reports[-1].memory
+        if two:
+            engine.open(SessionSpec(session_id="second", prompt=PROMPT, seed=2))
+            memory = [engine.step("second").report.memory for _ in reports][-1]
     finally:
         engine.unload()
-    return tuple(reports[_WARM_CHUNKS:])
+    return tuple(reports[_WARM_CHUNKS:]), memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +115,14 @@ class Measured:
 
     Args:
         reports: of its timed chunks.
+        memory_of_two: with a second session.
         quality: over held-out clips.
         frames_per_chunk: of the engine.
     """
 
     configuration: Configuration
     reports: tuple[ChunkReport, ...]
+    memory_of_two: MemorySplit
     quality: Quality
     frames_per_chunk: int
 
@@ -150,6 +164,7 @@ def profile_document(measured: Measured, reference: Measured, checkpoint: str) -
             "weights_bytes": memory.weights_bytes,
             "kv_bytes": memory.kv_bytes,
             "activation_bytes": memory.activation_bytes,
+            "session_bytes": max(_total(measured.memory_of_two) - _total(memory) - memory.kv_bytes, 0),
         },
         "drift": statistics.fmean(report.drift for report in reports),
         "motion": flicker * kept,
@@ -170,9 +185,11 @@ def measure_grid(
     meter, reference = QualityMeter(checkpoint), None
     for configuration in configurations:
         engine = ReferenceEngine()
+        reports, memory_of_two = time_setting(engine, configuration, checkpoint, two=True)
         measured = Measured(
             configuration=configuration,
-            reports=time_setting(engine, configuration, checkpoint),
+            reports=reports,
+            memory_of_two=memory_of_two,
             quality=meter.measure(configuration, range(segments)),
             frames_per_chunk=engine.capabilities().frames_per_chunk,
         )
@@ -184,6 +201,10 @@ def measure_grid(
             sum(document["memory"].values()) // 1000,
         )  # fmt: skip
         yield document
+
+
+def _total(memory: MemorySplit) -> int:
+    return memory.weights_bytes + memory.kv_bytes + memory.activation_bytes
 
 
 def even_out(profiles: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

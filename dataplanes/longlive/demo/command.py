@@ -73,7 +73,7 @@ def _run(out: Path, checkpoint: str, phase_s: float) -> int:
     profiles = _profiles(out / "profiles.json", checkpoint)
     engine = ReferenceEngine()
     # The slowest of several looks: a target that was taken in a lucky moment is held in none.
-    looks = [time_setting(engine, FULL, checkpoint) for _ in range(_LOOKS)]
+    looks = [time_setting(engine, FULL, checkpoint)[0] for _ in range(_LOOKS)]
     chunk_s = max(sum(report.total_s for report in look) / len(look) for look in looks)
     fps_of_one = engine.capabilities().frames_per_chunk / chunk_s
     address = f"unix://{(out / 'daemon' / 'fleet.sock').resolve()}"
