@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-SHIFT = 3.0
-"""How far levels are shifted; the middle of the way is at SHIFT / (1 + SHIFT)."""
+SHIFT = 5.0
+"""How far levels are shifted, as LongLive ships it; the middle of the way is at SHIFT / (1 + SHIFT)."""
 
 
 def shifted(level: Tensor) -> Tensor:

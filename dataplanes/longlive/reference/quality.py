@@ -43,7 +43,7 @@ class SegmentLoss:
     Args:
         segment: which clip.
         loss: squared distance to the nearest valid frame over the shape's energy.
-        motion: mean change from frame to frame over the true clip's.
+        motion: mean squared change from frame to frame over the true clip's.
     """
 
     segment: int
@@ -168,8 +168,9 @@ def _compare(segment: int, frames: Tensor, clip: Clip, given: int) -> SegmentLos
     background = torch.tensor(BACKGROUND).view(1, 3, 1, 1).expand(1, *frames.shape[1:]).flatten(1)
     energy = (valid - background).square().sum(1).mean()
     nearest = torch.cdist(made, valid, compute_mode="donot_use_mm_for_euclid_dist").square().amin(1)
-    moved = frames[given - 1 :].diff(dim=0).abs().mean()
-    true_moved = clip.frames()[given - 1 :].diff(dim=0).abs().mean()
+    # Squared, so that a faint shimmer of the whole picture does not pass for motion.
+    moved = frames[given - 1 :].diff(dim=0).square().mean()
+    true_moved = clip.frames()[given - 1 :].diff(dim=0).square().mean()
     return SegmentLoss(segment=segment, loss=float(nearest.mean() / energy), motion=float(moved / true_moved))
 
 

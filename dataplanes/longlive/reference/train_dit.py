@@ -37,6 +37,7 @@ _CHUNKS = 5
 _CLIP_CHUNKS = 9
 """Chunks of a stored clip: a sequence may leave some out after its first, which then is a sink."""
 _SAVE_STEPS = 100
+_LEVELS = 8
 _AVERAGE = 0.99
 """Decay of the averaged weights that are kept."""
 
@@ -129,7 +130,8 @@ def velocity_loss(model: CausalTransformer, batch: Batch, generator: torch.Gener
     """Mean squared error of the velocity of every noisy chunk."""
     size, chunks = batch.words.shape[:2]
     noise = torch.randn(batch.latents.shape, generator=generator)
-    level = shifted(torch.rand(size, chunks, generator=generator))
+    # Only at the levels that generation meets with 1, 2, 4 or 8 steps.
+    level = shifted(torch.randint(1, _LEVELS + 1, (size, chunks), generator=generator) / _LEVELS)
     noisy = mix(batch.latents, noise, level[..., None, None, None, None])
     tokens = torch.cat([to_tokens(batch.latents), to_tokens(noisy)], dim=1)
     cosines, sines = _angles(batch, model.shape)
@@ -164,27 +166,24 @@ def _mask(seen: Tensor, chunks: int, tokens: int) -> Tensor:
 
 
 def train(
+    model: CausalTransformer,
     library: Library,
-    shape: ModelShape,
     steps: int,
     generator: torch.Generator,
     *,
     out: Path,
     learning_rate: float = 2e-3,
-) -> CausalTransformer:
-    """Train, and return the averaged weights.
+) -> None:
+    """Train, and write the averaged weights.
 
     Args:
+        model: is changed.
         library: clips.
-        shape: of the model.
         steps: gradient steps of 8 sequences of 5 chunks.
-        generator: of everything random but the first weights.
+        generator: of everything random.
         out: where the averaged weights are written now and then.
         learning_rate: the highest; it falls to zero along a cosine.
     """
-    torch.manual_seed(SEED)
-    model = CausalTransformer(shape)
-    _start_near_zero(model)
     averaged = copy.deepcopy(model)
     matrices = [
         parameter
@@ -214,7 +213,6 @@ def train(
             save_weights(averaged, out)
         if step % 25 == 0 or step == steps - 1:
             print(f"dit step {step} loss {recent:.4f} {time.monotonic() - begin:.0f} s", flush=True)
-    return averaged
 
 
 def _rate(step: int, steps: int) -> float:
@@ -244,15 +242,23 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--clips", type=int, default=700)
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--start", type=Path, help="weights to go on from")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(SEED)
+    torch.manual_seed(arguments.seed)
+    generator = torch.Generator().manual_seed(arguments.seed)
     vae = Vae()
     load_weights(vae, arguments.folder / "vae.safetensors")
-    shape = ModelShape()
-    library = build_library(vae, arguments.clips, shape, generator)
+    model = CausalTransformer(ModelShape())
+    _start_near_zero(model)
+    if arguments.start is not None:
+        load_weights(model, arguments.start)
+    library = build_library(vae, arguments.clips, model.shape, generator)
     print(f"{len(library.latents)} clips", flush=True)
-    train(library, shape, arguments.steps, generator, out=arguments.folder / "dit.safetensors")
+    out = arguments.folder / "dit.safetensors"
+    train(model, library, arguments.steps, generator, out=out, learning_rate=arguments.learning_rate)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ def test_levels_go_from_noise_to_data_and_linger_at_noise() -> None:
     four = flow.levels(4)
     assert (four[0], four[-1]) == (1.0, 0.0)
     assert four[2] == flow.SHIFT / (1 + flow.SHIFT)
-    assert [round(level, 4) for level in flow.levels(2)] == [1.0, 0.75, 0.0]
+    assert [round(level, 4) for level in flow.levels(2)] == [1.0, 0.8333, 0.0]
 
 
 def test_with_the_true_velocity_any_number_of_steps_ends_at_the_data() -> None:
