@@ -3,7 +3,8 @@
 Run as `python benchmarks/replan.py [--quick] [--out FILE]`. A plane here is a deployment with a table of its own, of
 the daemon's usual grid, for 8 classes (4 workloads, all objectives) and 16 candidates each. Three rounds: everything
 new; nothing moved; and what was learned moved for one plane in ten. `--quick` plans a few planes only and says so.
-Agents that share a deployment share one plan: a thousand of them cost what one does.
+Beside them, planes that all ask the same, as equal machines with one policy and no traffic yet do. Agents that share a
+deployment share one plan: a thousand of them cost what one does.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from controld.controller.explain import explain_cell
 from controld.controller.goals import ClassGoal, Objective, TableRequest
 from controld.controller.plan import Plan
 from controld.controller.posterior import StageCorrection
+from controld.planning.shared_decisions import SharedDecisions
 
 PLANES, QUICK_PLANES, CLASSES, CANDIDATES, WORKLOADS = 1000, 10, 8, 16, 4
 MOVED = 0.1
@@ -104,6 +107,9 @@ def measure(planes: int) -> dict[str, float | int]:
     still_s = timed(lambda: [decide([one], previous=plan) for one, plan in zip(requests, plans, strict=True)])
     news = [request(seed, moved=0.3) if seed % round(1 / MOVED) == 0 else one for seed, one in enumerate(requests)]
     moved_s = timed(lambda: [decide([one], previous=plan) for one, plan in zip(news, plans, strict=True)])
+    # As many as there are, for they cost next to nothing but to compare.
+    shared = SharedDecisions()
+    equal_s = timed(lambda: [shared.decide([replace(requests[0])]) for _ in range(PLANES)])
     table = plans[0].tables[0]
     cells = np.random.default_rng(0).integers(0, len(table.cells), size=EXPLAINED).tolist()
     explain_s = [timed(partial(explain_cell, table, cell)) for cell in cells]
@@ -113,6 +119,7 @@ def measure(planes: int) -> dict[str, float | int]:
         "first_s": first_s,
         "still_s": still_s,
         "moved_s": moved_s,
+        "equal_s": equal_s,
         "plan_bytes": plan_bytes(plans[0]),
         "stored_bytes": len(plans[0].to_json()),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -139,6 +146,7 @@ def main(arguments: list[str]) -> int:
         ("moved_s", f"news for {MOVED:.0%} of the planes"),
     ):
         print(f"  {what:<32} {found[name] * scale:8.2f} s of a core, {found[name] / planes * 1e3:7.1f} ms a plane")
+    print(f"  {'all ask the same':<32} {found['equal_s']:8.2f} s of a core (all {PLANES} measured)")
     print(f"  cells of the plans in memory     {found['plan_bytes'] * PLANES / 1e6:8.0f} MB")
     print(f"  a plan as it is stored           {found['stored_bytes'] / 1e3:8.0f} kB")
     print(f"  peak of this process             {found['peak_bytes'] / 1e6:8.0f} MB")
@@ -146,7 +154,7 @@ def main(arguments: list[str]) -> int:
         where = {"machine": platform.machine(), "python": platform.python_version(), "numpy": np.__version__}
         options.out.write_text(json.dumps({**found, **where}, indent=2) + "\n")
     print(
-        f"replan_s={found['first_s'] * scale:.1f} still_s={found['still_s'] * scale:.2f}"
+        f"replan_s={found['first_s'] * scale:.1f} equal_s={found['equal_s']:.2f} still_s={found['still_s'] * scale:.2f}"
         f" plans_mb={found['plan_bytes'] * PLANES / 1e6:.0f} explain_ms={found['explain_median_s'] * 1e3:.1f}"
         f" explain_worst_ms={found['explain_worst_s'] * 1e3:.1f}"
     )

@@ -21,6 +21,7 @@ from controld.obs.collector import AgentLabel, PartsCollector, TenantCollector, 
 from controld.obs.metrics import Metrics
 from controld.planning.artefacts import ArtefactFolder
 from controld.planning.planner import Planner
+from controld.planning.probing import PROBE_STUDY, Prober
 from controld.planning.video_planner import VideoPlanner
 from controld.policy.last_good import LastGoodFile
 from controld.policy.model import PolicySet
@@ -52,7 +53,7 @@ class Core:
         self._metrics = metrics
         self._clock = clock
         self.daemon: Daemon | None = None
-        self._stack: list[SqliteStore | FleetServer | Planner | VideoPlanner | StudyService | AdminServer] = []
+        self._stack: list[SqliteStore | FleetServer | Planner | VideoPlanner | StudyService | Prober | AdminServer] = []
 
     async def start(self) -> None:
         """Open the store, learn where the last process stopped, then let agents and people in.
@@ -90,9 +91,14 @@ class Core:
             lambda: self._policies.current, store, fleet, metrics, clock, interval_s=config.plan_interval_s
         )
         self.fleet = fleet
-        metrics.registry.register(PartsCollector(self._agent_labels, fleet.tally.labelled, self._reload_counts))
+        metrics.registry.register(
+            PartsCollector(
+                self._agent_labels, fleet.tally.labelled, self._reload_counts, lambda: self.planner.guard_looks()
+            )
+        )
         metrics.registry.register(TenantCollector(self._tenant_samples, self._jain_indices))
         self.studies = StudyService(store, fleet, clock, on_profiles=self._profiles_changed)
+        self.prober = Prober(lambda: self._policies.current, self.planner, self.studies, fleet, metrics, clock)
         await self.planner.restore()
         await self.video.restore()
         self._policies.subscribe(self._on_policies)
@@ -105,6 +111,8 @@ class Core:
         self._stack.append(self.planner)
         await self.video.start()
         self._stack.append(self.video)
+        await self.prober.start()
+        self._stack.append(self.prober)
         daemon = self.daemon
         assert daemon is not None  # set by build_daemon
         backend = DaemonBackend(
@@ -196,7 +204,8 @@ class Core:
         self.video.profiles_changed()
 
     async def _on_trial_result(self, session: AgentSession, outcome: TrialOutcome) -> None:
-        await self.studies.on_trial_result(session, outcome)
+        part = self.prober if outcome.study_id == PROBE_STUDY else self.studies
+        await part.on_trial_result(session, outcome)
 
     async def _on_session(self, session: AgentSession) -> None:
         await self.planner.on_session(session)

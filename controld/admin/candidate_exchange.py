@@ -89,7 +89,7 @@ class CandidateExchange:
             unmapped = [{"profile_id": one.profile_id, "reason": one.reason} for one in mapped.unmapped]
         else:
             profiles = await asyncio.to_thread(read_document, text, latest_unix_s=latest_unix_s)
-        stored = await self._add([profile_record(profile) for profile in profiles])
+        stored = await self._add(await asyncio.to_thread(_records, profiles))
         return await self._done(wanted, len(profiles), stored, unmapped)
 
     async def _done(self, wanted: CandidateImport, given: int, stored: int, unmapped: list[Json]) -> Json:
@@ -122,6 +122,10 @@ class CandidateExchange:
             await self._store.audit.append(AuditEvent.CANDIDATES_IMPORTED, json.dumps(details, sort_keys=True))
         except StoreError as error:
             _log.error("import not kept in the audit trail: %s", error)
+
+
+def _records(profiles: Sequence[Profile]) -> list[ProfileRecord]:
+    return [profile_record(profile) for profile in profiles]
 
 
 def _identity_for(sessions: Iterable[AgentSession], name: str, fingerprint: str | None) -> AgentIdentity:

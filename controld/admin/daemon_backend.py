@@ -165,6 +165,11 @@ class DaemonBackend:
                 ),
                 *self._video_alarms(),
                 *self._pin_alarms(),
+                *(
+                    [{"where": "policies", "what": self._policies.last_good_problem}]
+                    if self._policies.last_good_problem
+                    else []
+                ),
                 *({"where": row.where, "what": row.what} for row in unreadable),
                 *([{"where": "store", "what": damage.problem, "set_aside": damage.set_aside}] if damage else []),
             ],
@@ -231,24 +236,7 @@ class DaemonBackend:
         Rows that cannot be read are left out; `candidate_problems` and the alarms of `status` name them.
         """
         profiles = (await self._exchange.stored(workload)).profiles
-        groups: dict[tuple[str, str, str, str], list[Profile]] = {}
-        for profile in profiles:
-            key = (profile.model_fingerprint, profile.workload, profile.sender_hardware, profile.receiver_hardware)
-            groups.setdefault(key, []).append(profile)
-        # What was imported without a loss would beat everything that has one.
-        measured = ([profile for profile in group if profile.loss_samples] for group in groups.values())
-        front = {id(profile) for group in measured for profile in pareto_front(group)}
-        return [
-            {
-                **profile.to_document(),
-                "config_id": profile.arm_id,
-                "lossy_id": profile.configuration.lossy_id,
-                "latency_s_per_byte": profile.latency_objective,
-                "bytes_objective": profile.bytes_objective,
-                "pareto": id(profile) in front,
-            }
-            for profile in profiles
-        ]
+        return await asyncio.to_thread(_marked, profiles)
 
     async def candidate_problems(self, workload: str | None) -> list[Json]:
         """Rows of the store that are no profiles: where, and what is wrong."""
@@ -325,7 +313,7 @@ class DaemonBackend:
     async def _why_raw_alone(self, table: TablePlan, service_class: str) -> str:
         """What a reader should know where raw is the only arm."""
         workload = next(item.goal.workload for item in table.classes if item.goal.name == service_class)
-        stored = len(await self.candidates(workload))
+        stored = len((await self._exchange.stored(workload)).profiles)
         if not stored:
             return f"no profile of workload {workload} is stored (controld profile --workload {workload})"
         return (
@@ -470,6 +458,28 @@ def _agent_summary(session: AgentSession) -> Json:
         "effective_version": session.effective_version,
         "degraded": session.degraded,
     }
+
+
+def _marked(profiles: Sequence[Profile]) -> list[Json]:
+    """Profiles as documents, with their mark on the front."""
+    groups: dict[tuple[str, str, str, str], list[Profile]] = {}
+    for profile in profiles:
+        key = (profile.model_fingerprint, profile.workload, profile.sender_hardware, profile.receiver_hardware)
+        groups.setdefault(key, []).append(profile)
+    # What was imported without a loss would beat everything that has one.
+    measured = ([profile for profile in group if profile.loss_samples] for group in groups.values())
+    front = {id(profile) for group in measured for profile in pareto_front(group)}
+    return [
+        {
+            **profile.to_document(),
+            "config_id": profile.arm_id,
+            "lossy_id": profile.configuration.lossy_id,
+            "latency_s_per_byte": profile.latency_objective,
+            "bytes_objective": profile.bytes_objective,
+            "pareto": id(profile) in front,
+        }
+        for profile in profiles
+    ]
 
 
 def _agent_details(session: AgentSession) -> Json:

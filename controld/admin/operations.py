@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -22,6 +23,7 @@ from controld.admin.request_body import read_object, read_text
 from controld.contract.errors import FieldError
 from controld.obs.metrics import CONTENT_TYPE, Metrics
 
+MAX_CANDIDATES = 1_000_000
 MAX_COMPARED = 16
 MAX_STUDY_BYTES = 2**20
 
@@ -63,11 +65,19 @@ class Operations:
 
     async def candidates(self, request: web.Request) -> web.Response:
         workload = query_text(request, "workload")
-        problems = await self._backend.candidate_problems(workload)
-        return _json({"candidates": await self._backend.candidates(workload), "problems": problems})
+        offset = query_integer(request, "offset", 0, low=0, high=MAX_CANDIDATES)
+        limit = query_integer(request, "limit", MAX_CANDIDATES, low=1, high=MAX_CANDIDATES)
+        found = await self._backend.candidates(workload)
+        page = {
+            "candidates": found[offset : offset + limit],
+            "total": len(found),
+            "problems": await self._backend.candidate_problems(workload),
+        }
+        # Thousands of profiles take seconds to write, and agents must not wait for that.
+        return await asyncio.to_thread(_json, page)
 
     async def export_candidates(self, _: web.Request) -> web.Response:
-        return _json(await self._backend.export_candidates())
+        return await asyncio.to_thread(_json, await self._backend.export_candidates())
 
     async def import_candidates(self, request: web.Request) -> web.Response:
         text = await read_text(request, max_bytes=MAX_IMPORT_BYTES)

@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from controld.contract.errors import FieldError
+from controld.contract.json_keys import repeated_key
 
 MAX_DEPTH = 32
 
@@ -67,12 +68,9 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in document:
-            raise FieldError("body", f"the key {name!r} is there twice")
-        document[name] = value
-    return document
+    if (twice := repeated_key(pairs)) is not None:
+        raise FieldError("body", f"the key {twice!r} is there twice")
+    return dict(pairs)
 
 
 def _finite(text: str) -> float:

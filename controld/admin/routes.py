@@ -63,7 +63,11 @@ ROUTES: Final = (
     _get(
         "/v1/candidates", Operations.candidates,
         "Profiles with their objectives and whether each is on the Pareto front",
-        query=(_optional("workload", "only this workload"),),
+        query=(
+            _optional("workload", "only this workload"),
+            _optional("offset", "from this one on (0)"),
+            _optional("limit", "at most so many (all); `total` says how many there are"),
+        ),
     ),
     _get("/v1/candidates/export", Operations.export_candidates, "Every profile as one document, to import elsewhere"),
     Route(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 from controld.candidates.profile import Profile
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
+from controld.contract.json_keys import repeated_key
 
 FORMAT = "controld-candidates"
 VERSION = 1
@@ -135,12 +136,9 @@ def printable_text(value: object, path: str) -> str:
 
 
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+    if (twice := repeated_key(pairs)) is not None:
         raise FieldError(twice, "the key is there twice")
-    return document
+    return dict(pairs)
 
 
 def _read_profile(entry: object, path: str) -> Profile:

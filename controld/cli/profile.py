@@ -260,7 +260,11 @@ def _watch_live(console: Console, states: Iterator[dict[str, Any]]) -> None:
 def _watch_lines(states: Iterator[dict[str, Any]]) -> None:
     """One line a finished trial, for logs."""
     told: set[str] = set()
+    state = "running"
     for study in states:
+        if study["state"] != state and study["state"] in _OPEN_STATES:
+            print(paused_hint(study) or f"study {study['id']} goes on", file=sys.stderr, flush=True)
+        state = study["state"]
         for trial in study["trials"]:
             if trial["id"] not in told and trial["state"] not in ("pending", "running"):
                 told.add(trial["id"])
@@ -270,6 +274,13 @@ def _watch_lines(states: Iterator[dict[str, Any]]) -> None:
                 times = f"in {trial['seconds']:.0f} s, about {eta} s left"
                 line = f"{place}: {trial['state']} {loss_text(trial)} {times} {trial['detail']}"
                 print(line.rstrip(), file=sys.stderr, flush=True)
+
+
+def paused_hint(study: dict[str, Any]) -> str:
+    """Why nothing happens in a study, and the way on; empty where it is not paused."""
+    if study["state"] != "paused":
+        return ""
+    return f"study {study['id']} is paused: controld profile --resume {study['id']}"
 
 
 def _done(study: dict[str, Any], arguments: Namespace) -> int:

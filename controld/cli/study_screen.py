@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from controld.cli.profile import loss_text, sparkline
+from controld.cli.profile import loss_text, paused_hint, sparkline
 from controld.contract.configuration_label import configuration_label
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ def study_screen(study: dict[str, Any], lines: int) -> RenderableType:
         Text(footer(study)),
         Text(f"hypervolume {study['hypervolume']:.4f}  {sparkline(curve, max([*curve, 1e-9]))}"),
     ]
+    if hint := paused_hint(study):
+        parts.append(Text(hint, style="yellow"))
     if study["detail"]:
         parts.append(Text(study["detail"], style="yellow"))
     return Group(*parts)

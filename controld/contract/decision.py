@@ -46,20 +46,38 @@ class Mixture:
     Args:
         arms: indices into the table's arms, each once, heaviest first.
         weights: as many, positive, summing to one.
+        raw_below_s, raw_below_s_per_byte: a transfer of V bytes goes raw all the same where raw's seconds on the wire,
+            V / bandwidth, are fewer than `raw_below_s + raw_below_s_per_byte * V`: the arms pay in a part of the cell.
     """
 
     arms: tuple[int, ...]
     weights: tuple[float, ...]
+    raw_below_s: float = 0.0
+    raw_below_s_per_byte: float = 0.0
     cumulative: tuple[float, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.arms or len(self.arms) != len(self.weights) or len(set(self.arms)) != len(self.arms):
             raise FieldError("mixture.arms", "needs at least one arm, each once, with a weight for each")
-        if not all(math.isfinite(weight) and weight > 0 for weight in self.weights):
+        # A table has thousands of mixtures: their sum shows what is not finite in any of them.
+        cumulative = tuple(accumulate(self.weights))
+        if not math.isfinite(cumulative[-1]) or min(self.weights) <= 0:
             raise FieldError("mixture.weights", "must be positive and finite")
-        if abs(sum(self.weights) - 1) > _WEIGHT_TOLERANCE:
-            raise FieldError("mixture.weights", f"sum to {sum(self.weights)}, not 1")
-        object.__setattr__(self, "cumulative", tuple(accumulate(self.weights)))
+        if abs(cumulative[-1] - 1) > _WEIGHT_TOLERANCE:
+            raise FieldError("mixture.weights", f"sum to {cumulative[-1]}, not 1")
+        if not math.isfinite(self.raw_below_s + self.raw_below_s_per_byte):
+            name = "raw_below_s_per_byte" if math.isfinite(self.raw_below_s) else "raw_below_s"
+            raise FieldError(f"mixture.{name}", f"{getattr(self, name)} is not finite")
+        object.__setattr__(self, "cumulative", cumulative)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the arms pay in a part of the cell only."""
+        return self.raw_below_s != 0 or self.raw_below_s_per_byte != 0
+
+    def is_raw(self, size_bytes: float, bandwidth_bytes_per_s: float) -> bool:
+        """Whether a transfer lies in the part of the cell in which no arm pays."""
+        return size_bytes < bandwidth_bytes_per_s * (self.raw_below_s + self.raw_below_s_per_byte * size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +86,7 @@ class Drawn:
 
     Args:
         arm: what to do.
-        explored: whether it was not the heaviest arm of its cell.
+        explored: whether it was drawn to learn: neither the heaviest arm of its cell, nor raw where that does not pay.
         cell: index of the cell in the table, -1 where no table was consulted.
         table_version: version of the table, 0 where there was none.
     """
@@ -113,6 +131,7 @@ class DecisionTable:
     prior_bandwidth_bytes_per_s: float = 0.0
     guard_sample: float = 0.0
     _class_index: Mapping[str, int] = field(init=False, compare=False, repr=False)
+    _raw: Arm = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.version < 1:
@@ -127,8 +146,10 @@ class DecisionTable:
             edges = getattr(self, name)
             if not all(math.isfinite(edge) for edge in edges) or any(low >= high for low, high in pairwise(edges)):
                 raise FieldError(f"decision_table.{name}", "must be finite and strictly rising")
-        if RAW not in {arm.arm_id for arm in self.arms}:
+        raw = next((arm for arm in self.arms if arm.arm_id == RAW), None)
+        if raw is None:
             raise FieldError("decision_table.arms", "raw is missing")
+        object.__setattr__(self, "_raw", raw)
         for mixture in self.mixtures:
             if max(mixture.arms) >= len(self.arms) or min(mixture.arms) < 0:
                 raise FieldError("decision_table.mixtures", "names an arm that is not in the table")
@@ -169,6 +190,8 @@ class DecisionTable:
         """The arm of a transfer: the same inputs give the same arm."""
         cell = self.cell_index(service_class, size_bytes, bandwidth_bytes_per_s, load)
         mixture = self.mixtures[self.cells[cell]]
+        if mixture.is_raw(size_bytes, bandwidth_bytes_per_s):
+            return Drawn(self._raw, False, cell, self.version)
         position = 0
         if len(mixture.arms) > 1:
             position = min(

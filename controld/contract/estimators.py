@@ -17,6 +17,28 @@ MIN_SPAN_S = 1e-9
 MIN_BYTES = 1e-6
 """Below these, which no clock and no wire has, no rate follows from a span or from its share of a period."""
 
+LEAST_SET_UP_BYTES = 1e6
+"""What took fewer bytes to set up says how long a connection takes to come about, and nothing of the link."""
+
+SET_UP_MARGIN = 3.0
+"""A link is at least as quick as its set-up was; it is taken to be so many times as quick until more is known."""
+
+
+def first_guess_bytes_per_s(set_up_bytes_per_s: float, prior_bytes_per_s: float) -> float:
+    """The rate to draw an arm with while the link has no estimate; 0 where nothing at all is known.
+
+    The set-up's rate is a lower bound. The operator's word counts where it is not below that. Without it the set-up's
+    rate times `SET_UP_MARGIN` does: a codec that is quicker than raw on that link is so on every slower one, so nothing
+    is coded that would be slower than raw on a link up to so many times as quick as the set-up.
+
+    Args:
+        set_up_bytes_per_s: see `BandwidthEstimator.set_up_bytes_per_s`.
+        prior_bytes_per_s: what the operator says of the link; 0: nothing.
+    """
+    if prior_bytes_per_s > 0:
+        return max(prior_bytes_per_s, set_up_bytes_per_s)
+    return SET_UP_MARGIN * set_up_bytes_per_s
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -258,7 +280,7 @@ class BandwidthEstimator:
 
     Bytes count over the union of wall clock, never per span: overlapping, chunked and stalled spans cannot add up to
     more than the link carried. Large transfers weigh more than small ones, whose time is mostly latency. The first
-    busy period is not used: it holds the connection's set-up.
+    busy period is not used: it holds the connection's set-up; what it says is a lower bound, and kept apart.
 
     Args:
         exclude_setup: leave the first busy period out.
@@ -270,6 +292,7 @@ class BandwidthEstimator:
         self._states: list[_LogRateFilter] = []
         self._current: _LogRateFilter | None = None
         self._expects_setup = exclude_setup
+        self._set_up: _BusyPeriod | None = None
 
     def observe(self, start_s: float, end_s: float, wire_bytes: float) -> None:
         """Take in one wire span, which ends at the receiver's acknowledgement; in any order.
@@ -291,6 +314,8 @@ class BandwidthEstimator:
         if self._expects_setup:
             self._busy.periods[0].is_setup = True
             self._expects_setup = False
+        if self._busy.periods[0].is_setup:
+            self._set_up = self._busy.periods[0]
         while self._busy.is_overfull():
             self._closed = self._state_after(1)
             self._busy.close_oldest()
@@ -310,6 +335,14 @@ class BandwidthEstimator:
         mean = math.exp(state.mean_log)
         sd = mean * math.sqrt(math.expm1(min(state.variance_at(now_s), state.STALE_VARIANCE)))
         return Estimate(mean, sd, max(0.0, now_s - state.newest_s), state.count)
+
+    @property
+    def set_up_bytes_per_s(self) -> float:
+        """What the first busy period carried, a lower bound of the rate; 0 where there was none, or it was small."""
+        period = self._set_up
+        if period is None or period.wire_bytes < LEAST_SET_UP_BYTES:
+            return 0.0
+        return period.wire_bytes / period.seconds
 
     def _state_after(self, count: int) -> _LogRateFilter:
         """The filter after the first `count` open periods; kept until one of them changes."""

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 from controld.contract.decision import Mixture
 from controld.contract.errors import FieldError
-from controld.controller.evaluate import EXPLORE_UNITS, Evaluation, evaluate_classes
+from controld.controller.evaluate import Evaluation, evaluate_classes
+from controld.controller.exploration import EXPLORE_UNITS
 from controld.controller.goals import Candidate, ClassInput, TableRequest
 from controld.controller.grid import Grid
-from controld.controller.knobs.base import Knob
+from controld.controller.knobs.base import Array, Knob
+from controld.controller.knobs.remembering import Remembering
 from controld.controller.knobs.tiers import knob_for_tier
-from controld.controller.plan import CELL_DTYPE, Indices, Plan, TablePlan
+from controld.controller.plan import Indices, Plan, TablePlan, compact
 from controld.controller.posterior import StageCorrection
 
 _STEADY_LOG = 0.01
@@ -67,12 +69,15 @@ def _decide_table(request: TableRequest, knob: Knob, grid: Grid, previous: Table
         _rows(item, position, len(arms))[in_use[index * cells : (index + 1) * cells]].reshape(grid.shape)
         for index, item in enumerate(inputs)
     ]
-    evaluations = evaluate_classes(inputs, knob, grid.points, incumbents)
+    evaluations = evaluate_classes(inputs, Remembering(knob), grid.points, incumbents)
     shares, winners = zip(
         *(_cell_shares(item, e, position, len(arms)) for item, e in zip(inputs, evaluations, strict=True)),
         strict=True,
     )
-    mixtures, mixture_of_cell = _mixtures(np.concatenate(shares), np.concatenate(winners), inputs, cells)
+    raw_below = np.concatenate(
+        [np.column_stack((e.raw_below_s.ravel(), e.raw_below_s_per_byte.ravel())) for e in evaluations]
+    )
+    mixtures, mixture_of_cell = _mixtures(np.concatenate(shares), np.concatenate(winners), raw_below, inputs, cells)
     return TablePlan(
         tier=request.tier,
         link_group=request.link_group,
@@ -81,8 +86,8 @@ def _decide_table(request: TableRequest, knob: Knob, grid: Grid, previous: Table
         classes=inputs,
         arms=tuple(arms),
         mixtures=mixtures,
-        cells=mixture_of_cell.astype(CELL_DTYPE),
-        in_use=in_use.astype(CELL_DTYPE),
+        cells=compact(mixture_of_cell),
+        in_use=compact(in_use),
         prior_bandwidth_bytes_per_s=request.prior_bandwidth_bytes_per_s,
         guard_sample=request.guard_sample,
     )
@@ -196,38 +201,54 @@ def _cell_shares(
 
 
 def _mixtures(
-    units: NDArray[np.uint8], winners: Indices, inputs: Sequence[ClassInput], cells: int
+    units: NDArray[np.uint8], winners: Indices, raw_below: Array, inputs: Sequence[ClassInput], cells: int
 ) -> tuple[tuple[Mixture, ...], Indices]:
+    """The distinct mixtures, and which one each cell has; `raw_below` has shape [cells, 2]."""
+    split = np.flatnonzero(raw_below.any(axis=1))
+    _, line_of_split = np.unique(raw_below[split], axis=0, return_inverse=True)
+    line_of_cell = np.zeros(len(raw_below), dtype=np.int64)
+    line_of_cell[split] = 1 + line_of_split.reshape(-1)
     shares = np.array([item.goal.explore_share for item in inputs])
     kinds, kind_of_class = np.unique(shares, return_inverse=True)
-    rows = np.column_stack(
-        (np.repeat(kind_of_class, cells).astype(np.int64), winners.astype(np.int64), units.astype(np.int64))
-    )
+    # A cell's row is the kind of its class, its line, its winner, and a byte of units for each arm, in whole words.
+    rows = np.zeros((len(units), 3 + -(-units.shape[1] // 8)), dtype=np.int64)
+    rows.view(np.uint8)[:, 24 : 24 + units.shape[1]] = units
     # The share of a class without any exploration in a cell does not matter: one mixture serves all.
-    rows[units.sum(axis=1) == 0, 0] = 0
-    distinct, mixture_of_cell = _distinct_rows(rows)
-    return tuple(_mixture(row, float(kinds[row[0]])) for row in distinct), mixture_of_cell
+    rows[:, 0] = np.where(rows[:, 3:].any(axis=1), np.repeat(kind_of_class, cells), 0)
+    rows[:, 1] = line_of_cell
+    rows[:, 2] = winners
+    first, mixture_of_cell = _distinct_rows(rows)
+    mixtures = _distinct_mixtures(units[first], winners[first], kinds[rows[first, 0]], raw_below[first])
+    return mixtures, mixture_of_cell
 
 
-def _distinct_rows(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Indices]:
-    """Like `np.unique(axis=0)`, in order of first appearance, by one multiplicative hash of each row."""
+def _distinct_rows(rows: NDArray[np.int64]) -> tuple[Indices, Indices]:
+    """Where each distinct row first appears, in that order, and which of them each row is; by a hash of each row."""
     multipliers = np.random.default_rng(0).integers(1, 2**61, size=rows.shape[1], dtype=np.int64) | 1
     with np.errstate(over="ignore"):
         hashes = (rows * multipliers).sum(axis=1)
-    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    # Cells side by side mostly are alike, and sorting is what costs: one of each run is enough.
+    starts = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1]))
+    _, first, inverse = np.unique(hashes[starts], return_index=True, return_inverse=True)
+    first, inverse = starts[first], np.repeat(inverse.reshape(-1), np.diff(np.append(starts, len(rows))))
+    if not np.array_equal(rows[first[inverse]], rows):
+        _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    distinct = rows[first[order]]
-    index = rank[inverse.reshape(-1)]
-    if not np.array_equal(distinct[index], rows):
-        distinct, index = np.unique(rows, axis=0, return_inverse=True)
-        index = index.reshape(-1)
-    return distinct, index.astype(np.intp)
+    return first[order], rank[inverse.reshape(-1)]
 
 
-def _mixture(row: NDArray[np.int64], explore_share: float) -> Mixture:
-    winner, units = int(row[1]), row[2:]
-    explored = sorted(np.flatnonzero(units).tolist(), key=lambda arm: (-int(units[arm]), arm))
-    weights = [explore_share * int(units[arm]) / EXPLORE_UNITS for arm in explored]
-    return Mixture((winner, *explored), (1.0 - sum(weights), *weights))
+def _distinct_mixtures(
+    units: NDArray[np.uint8], winners: Indices, explore_shares: NDArray[np.float64], raw_below: Array
+) -> tuple[Mixture, ...]:
+    """One for each row: the winner, then what is explored, most units first; raw below the line of the row."""
+    order = np.argsort(-units.astype(np.int16), axis=1, kind="stable")
+    weights = explore_shares[:, None] * np.take_along_axis(units, order, axis=1) / EXPLORE_UNITS
+    kept = 1.0 - np.cumsum(weights, axis=1)[:, -1]
+    explored = (units > 0).sum(axis=1)
+    columns = (winners, order, kept, weights, explored, raw_below)
+    return tuple(
+        Mixture((winner, *arms[:count]), (rest, *parts[:count]), *line)
+        for winner, arms, rest, parts, count, line in zip(*(column.tolist() for column in columns), strict=True)
+    )

@@ -6,39 +6,27 @@ cell, so an explanation is the decision itself and not a second opinion.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controld.candidates.statistics import Z_95, normal_cdf
+from controld.candidates.statistics import Z_95
+from controld.controller.break_even import BreakEven
+from controld.controller.choice import LOSS_SLACK_NATS, NEAR, Mask, choose
 from controld.controller.energy import transfer_joules
+from controld.controller.exploration import explore_units, log_variance
 from controld.controller.fairness import Rival, fair_arms, largest_slowdown, relative_weights, rival_of
-from controld.controller.goals import ClassInput, Objective
+from controld.controller.goals import ClassGoal, ClassInput, Objective
 from controld.controller.grid import Points
-from controld.controller.knobs.base import STAGES, Array, Knob, Prediction, Stage
+from controld.controller.knobs.base import STAGES, Array, Corrections, Knob, Prediction, Stage
+from controld.controller.never_worse import RAW_ROW, not_slower_at_corners, ranked
 from controld.controller.overload import SUPPLY, quality_caps, within_caps
 
-NEAR = 1.03
-"""Arms within this factor of the best are as good; quality decides, then what is in use."""
-
-SETTLED = 1.015
-"""While the arm in use is near the best, another one must be this near to replace it: no flapping at the rim."""
-
-HOPELESS = 1.10
-"""An arm whose lower bound is this factor above raw is not explored."""
-
-EXPLORE_UNITS = 64
-_LEAST_CHANCE = 0.01
 _SWEEPS = 5
 _MOST_RIVALS = 16
-_UNSTABLE_S = 1e15
-_LOSS_SLACK_NATS = 1e-4
-_RAW_ROW = 0
-
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +49,7 @@ class Evaluation:
         largest_slowdown: weighted, of any class, with this class on the arm; one where nobody asks.
         near: in the last choice, within 3 % of the best.
         winner: row of the chosen arm, shape [S, B, L].
+        raw_below_s, raw_below_s_per_byte: where raw keeps a part of the cell, see `contract.decision.Mixture`; else 0.
         explore_units: parts of 64 of the exploration share for each other arm.
     """
 
@@ -80,6 +69,8 @@ class Evaluation:
     largest_slowdown: Array
     near: Mask
     winner: NDArray[np.intp]
+    raw_below_s: Array
+    raw_below_s_per_byte: Array
     explore_units: NDArray[np.uint8]
 
 
@@ -146,6 +137,7 @@ class _Sweeps:
         self.nothing: Array = np.zeros((len(knob.work_stages), 1, 1, 1, 1))
         self.work: list[Array] = [self.nothing] * len(inputs)
         self.evaluations: list[Evaluation] = []
+        self._asked: list[_Asked | None] = [None] * len(inputs)
 
     def others(self, index: int) -> Array:
         """Offered work of all classes but one."""
@@ -156,6 +148,7 @@ class _Sweeps:
         # A rival's prediction is of the sweep before, so with tenants one sweep without a change may be chance.
         needed = 2 if self._weights else 1
         unchanged = 0
+        self._asked = [None] * len(self._inputs)
         for _ in range(_SWEEPS):
             before = [evaluation.winner for evaluation in self.evaluations]
             self._sweep(caps)
@@ -168,13 +161,18 @@ class _Sweeps:
         evaluations = []
         for index, (item, used) in enumerate(zip(self._inputs, self._incumbents, strict=True)):
             against = [rival for other, rival in enumerate(self._rivals) if rival is not None and other != index]
+            asked = _Asked(self.others(index), against)
+            if asked.same_as(self._asked[index]):
+                evaluations.append(self.evaluations[index])
+                continue
+            self._asked[index] = asked
             evaluation = evaluate(
                 item,
                 self._knob,
                 self._points,
                 used,
                 share=self._shares[index],
-                other_work=self.others(index),
+                other_work=asked.other_work,
                 cap=caps[index] if caps else None,
                 tenants=_Tenants(self._weights[index], against) if self._weights else None,
             )
@@ -183,6 +181,22 @@ class _Sweeps:
             if self._weights and index in self._loudest:
                 self._rivals[index] = _rival(item, evaluation, self._weights[index])
         self.evaluations = evaluations
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a class was last decided against."""
+
+    other_work: Array
+    rivals: list[Rival]
+
+    def same_as(self, before: _Asked | None) -> bool:
+        return (
+            before is not None
+            and len(self.rivals) == len(before.rivals)
+            and all(a is b for a, b in zip(self.rivals, before.rivals, strict=True))
+            and np.array_equal(self.other_work, before.other_work)
+        )
 
 
 def _rival(item: ClassInput, evaluation: Evaluation, weight: float) -> Rival:
@@ -253,53 +267,55 @@ def evaluate(
     goal, models, corrections = item.goal, item.models, item.corrections
     factors = corrections.factors()
     prediction = knob.predict(models, factors, points.middle, share=share, other_work=other_work)
-    rank = _ranked(prediction)
-    shape = rank.shape
-    never_worse = rank <= rank[_RAW_ROW]
-    for context in points.corners:
-        corner = _ranked(knob.predict(models, factors, context, share=share, other_work=other_work))
-        never_worse &= corner <= corner[_RAW_ROW]
+    rank = ranked(prediction)
+    never_worse = rank <= rank[RAW_ROW]
+    never_worse &= not_slower_at_corners(knob, models, factors, points, share=share, other_work=other_work)
 
     available, quality_ok = _available(item), _quality_ok(item)
+    usable = available & quality_ok
     losses = np.array([candidate.loss_mean_nats for candidate in item.candidates])[:, None, None, None]
-
-    tail = rank
-    if goal.slo_s is not None and goal.slo_percentile != 50.0:
-        spread = np.sqrt(_log_variance(prediction, corrections.variance + corrections.noise_variance))
-        tail = rank * np.exp(NormalDist().inv_cdf(goal.slo_percentile / 100) * spread)
-    meets = np.ones(shape, dtype=np.bool_)
-    if goal.slo_s is not None:
-        outside = goal.outside.a_s + goal.outside.b_s_per_byte * points.size
-        meets = tail + outside[None, :, None, None] <= goal.slo_s
-
+    tail = _tail(goal, prediction, corrections, rank)
+    meets = _meets_slo(goal, tail, points)
     wire_shares = models.wire_share * factors[:, STAGES.index(Stage.BYTES)]
     joules = transfer_joules(prediction, wire_shares, points.size).total_j
-    cost = _cost(goal.objective, rank, losses, wire_shares, joules)
-    allowed = np.broadcast_to((available & quality_ok)[:, None, None, None], shape).copy()
+
     pinned = goal.only_arm is not None
-    if goal.objective is Objective.LATENCY and not pinned:
-        allowed &= never_worse
+    wants_speed = goal.objective is Objective.LATENCY
     stable = prediction.rho < 1.0
-    for gate in (*(() if cap is None else (cap,)), stable, meets):
-        passing = allowed & gate
-        allowed = np.where(passing.any(axis=0), passing, allowed)
-    fair, largest = np.ones(shape, dtype=np.bool_), np.ones(shape)
+    strictly = np.broadcast_to(usable[:, None, None, None], rank.shape)
+    if wants_speed and not pinned:
+        strictly = strictly & never_worse
+    wishes = (cap, stable, None if goal.slo_s is None else meets)
+    allowed = _passing(strictly, *(wish for wish in wishes if wish is not None))
+    everywhere: Mask = np.broadcast_to(np.True_, rank.shape)
+    fair, largest = everywhere, np.broadcast_to(1.0, rank.shape)
     if tenants is not None and not pinned:
-        wants_speed = goal.objective is Objective.LATENCY
-        usable = available & quality_ok
         largest = largest_slowdown(prediction, usable, tenants.weight, tenants.rivals, wants_speed=wants_speed)
         fair = fair_arms(largest, allowed, incumbent, NEAR) | ~allowed
         allowed &= fair
     # A change of arm must earn its own cost: whoever is not in use is that much slower in the choice.
-    switching = knob.switch_cost_s * _would_switch(shape, incumbent)
-    if goal.objective is Objective.LATENCY:
-        cost = cost + switching
-    # Nobody meets the SLO: the least violation, whatever the objective.
-    cost = np.where((allowed & meets & stable).any(axis=0), cost, tail + switching)
-    winner, near = _choose(cost, allowed, losses, rank + switching, incumbent)
+    cost = _cost(goal.objective, rank, losses, wire_shares, joules)
+    time, violation = rank, tail
+    if knob.switch_cost_s:
+        switching = knob.switch_cost_s * _would_switch(rank.shape, incumbent)
+        time, violation = rank + switching, tail + switching
+        cost = time if wants_speed else cost
+    cost = _or_violation(cost, violation, allowed & meets & stable)
+    winner, near = choose(cost, allowed, losses, time, incumbent)
+    border = None
     if pinned:
-        wanted = np.flatnonzero((available & quality_ok)[1:]) + 1
-        winner = np.full_like(winner, wanted[0] if len(wanted) else _RAW_ROW)
+        wanted = np.flatnonzero(usable[1:]) + 1
+        winner = np.full_like(winner, wanted[0] if len(wanted) else RAW_ROW)
+    elif wants_speed and tenants is None and not knob.switch_cost_s:
+        border = BreakEven.of(knob, models, factors, points, margin=NEAR)
+
+    def best_end() -> Array:
+        """Seconds at the corner at which codecs do best."""
+        return ranked(knob.predict(models, factors, points.corners[-1], share=share, other_work=other_work))
+
+    within_cap = everywhere if cap is None else cap
+    open_to = usable[:, None, None, None] & within_cap & (meets | ~meets[RAW_ROW])
+    winner, raw_below_s, raw_below_s_per_byte = _divided(border, points, winner, best_end, open_to, losses, incumbent)
     return Evaluation(
         prediction=prediction,
         rank_s=rank,
@@ -311,14 +327,78 @@ def evaluate(
         stable=stable,
         never_worse=never_worse,
         meets_slo=meets,
-        within_cap=np.ones(shape, dtype=np.bool_) if cap is None else cap,
+        within_cap=within_cap,
         fair=fair,
         largest_slowdown=largest,
         near=near,
         winner=winner,
+        raw_below_s=raw_below_s,
+        raw_below_s_per_byte=raw_below_s_per_byte,
         lower_s=rank,
-        explore_units=np.zeros(shape, dtype=np.uint8),
+        explore_units=np.zeros(rank.shape, dtype=np.uint8),
     )
+
+
+def _passing(strictly: Mask, *wishes: Mask) -> Mask:
+    """Arms that pass all gates; a wish that none of those left can meet in a cell is given up there."""
+    allowed = strictly
+    for wish in wishes:
+        passing = allowed & wish
+        allowed = passing | (allowed & ~passing.any(axis=0))
+    return allowed
+
+
+def _or_violation(cost: Array, violation: Array, serves: Mask) -> Array:
+    """The cost; where no arm serves, the least violation counts, whatever the objective."""
+    served = serves.any(axis=0)
+    return cost if cost is violation or served.all() else np.where(served, cost, violation)
+
+
+def _divided(
+    border: BreakEven | None,
+    points: Points,
+    winner: NDArray[np.intp],
+    best_end: Callable[[], Array],
+    open_to: Mask,
+    losses: Array,
+    incumbent: NDArray[np.intp],
+) -> tuple[NDArray[np.intp], Array, Array]:
+    """Where raw has won a cell in a part of which another arm pays: that arm, and below which line raw stays.
+
+    Args:
+        border: None: no cell is divided.
+        best_end: every arm's seconds at the end of the cell at which codecs do best, shape [arms, S, B, L]; asked for
+            only where some cell is divided.
+    """
+    nowhere = np.zeros(winner.shape)
+    if border is None:
+        return winner, nowhere, nowhere
+    paying = border.pays_somewhere(points)[:, :, :, None] & open_to
+    paying[RAW_ROW] = False
+    split = (winner == RAW_ROW) & paying.any(axis=0)
+    if not split.any():
+        return winner, nowhere, nowhere
+    paying[RAW_ROW] = ~split
+    seconds = best_end()
+    best, _ = choose(seconds, paying, losses, seconds, incumbent)
+    winner = np.where(split, best, winner)
+    below_s, below_s_per_byte = border.lines(winner, points)
+    return winner, np.where(split, below_s, 0.0), np.where(split, below_s_per_byte, 0.0)
+
+
+def _tail(goal: ClassGoal, prediction: Prediction, corrections: Corrections, rank: Array) -> Array:
+    """Seconds at the percentile for which the SLO holds; the mean where there is none."""
+    if goal.slo_s is None or goal.slo_percentile == 50.0:
+        return rank
+    spread = np.sqrt(log_variance(prediction, corrections.variance + corrections.noise_variance))
+    return np.asarray(rank * np.exp(NormalDist().inv_cdf(goal.slo_percentile / 100) * spread))
+
+
+def _meets_slo(goal: ClassGoal, tail: Array, points: Points) -> Mask:
+    if goal.slo_s is None:
+        return np.broadcast_to(np.True_, tail.shape)
+    outside = goal.outside.a_s + goal.outside.b_s_per_byte * points.size
+    return np.asarray(tail + outside[None, :, None, None] <= goal.slo_s)
 
 
 def _would_switch(shape: tuple[int, ...], incumbent: NDArray[np.intp]) -> Mask:
@@ -336,20 +416,15 @@ def _available(item: ClassInput) -> Mask:
     available = np.array([not candidate.out_reason for candidate in item.candidates])
     if item.goal.only_arm is not None:
         available &= np.array([candidate.arm_id == item.goal.only_arm for candidate in item.candidates])
-    available[_RAW_ROW] = True
+    available[RAW_ROW] = True
     return available
 
 
 def _quality_ok(item: ClassInput) -> Mask:
     uppers = np.array([candidate.loss_upper_nats for candidate in item.candidates])
     quality_ok = uppers <= item.goal.max_quality_loss_nats
-    quality_ok[_RAW_ROW] = True
+    quality_ok[RAW_ROW] = True
     return np.asarray(quality_ok)
-
-
-def _ranked(prediction: Prediction) -> Array:
-    """One number to rank by: seconds where stable; where not, above every stable arm and in the order of rho."""
-    return np.where(prediction.rho < 1.0, prediction.total_s, _UNSTABLE_S * prediction.rho)
 
 
 def _with_exploration(
@@ -364,74 +439,17 @@ def _with_exploration(
     if item.goal.explore_share <= 0 or item.goal.only_arm is not None:
         return evaluation
     factors = item.corrections.lower_factors(Z_95)
-    lower = _ranked(knob.predict(item.models, factors, points.middle, share=share, other_work=other_work))
-    variance = _log_variance(evaluation.prediction, item.corrections.variance)
+    lower = ranked(knob.predict(item.models, factors, points.middle, share=share, other_work=other_work))
+    variance = log_variance(evaluation.prediction, item.corrections.variance)
     passing = (evaluation.available & evaluation.quality_ok)[:, None, None, None]
     stable = evaluation.stable | ~evaluation.stable.any(axis=0)
-    units = _explore(evaluation.rank_s, lower, variance, evaluation.winner, passing & stable)
+    units = explore_units(evaluation.rank_s, lower, variance, evaluation.winner, passing & stable)
     return replace(evaluation, lower_s=lower, explore_units=units)
 
 
 def _cost(objective: Objective, rank: Array, losses: Array, wire_shares: Array, joules: Array) -> Array:
     if objective is Objective.QUALITY:
-        return np.broadcast_to(losses + _LOSS_SLACK_NATS, rank.shape)
+        return np.broadcast_to(losses + LOSS_SLACK_NATS, rank.shape)
     if objective is Objective.BYTES:
         return np.broadcast_to(wire_shares[:, None, None, None], rank.shape)
     return np.broadcast_to(joules, rank.shape) if objective is Objective.ENERGY else rank
-
-
-def _choose(
-    cost: Array, allowed: Mask, losses: Array, rank: Array, incumbent: NDArray[np.intp]
-) -> tuple[NDArray[np.intp], Mask]:
-    """Winner [S, B, L], and who was near it: least cost; within 3 % better quality, then the arm in use, then time."""
-    costs = np.where(allowed, cost, np.inf)
-    best = costs.min(axis=0)
-    near = costs <= NEAR * best
-    rows = np.arange(cost.shape[0])[:, None, None, None]
-    in_use = rows == incumbent[None]
-    settled = (near & in_use).any(axis=0)
-    near &= (costs <= SETTLED * best) | in_use | ~settled
-    near_losses = np.where(near, losses, np.inf)
-    least = near_losses.min(axis=0)
-    equal = near & (near_losses <= least * 1.1 + _LOSS_SLACK_NATS)
-    ranks = np.where(equal, rank, np.inf)
-    kept = equal & in_use & (ranks <= NEAR * ranks.min(axis=0))
-    equal = np.where(kept.any(axis=0), kept, equal)
-    return np.argmin(np.where(equal, rank, np.inf), axis=0), near
-
-
-def _log_variance(prediction: Prediction, variances: Array) -> Array:
-    """Variance of the log of the service time, to first order: each stage weighs by its part of the time."""
-    encode, wire, decode = prediction.encode_s, prediction.wire_s, prediction.decode_s
-    total = encode + wire + decode
-    by_stage = {stage: variances[:, index][:, None, None, None] for index, stage in enumerate(STAGES)}
-    return np.asarray(
-        (
-            encode**2 * by_stage[Stage.ENCODE]
-            + wire**2 * (by_stage[Stage.BYTES] + by_stage[Stage.WIRE])
-            + decode**2 * by_stage[Stage.DECODE]
-        )
-        / np.maximum(total, 1e-12) ** 2
-    )
-
-
-def _explore(rank: Array, lower: Array, variance: Array, winner: NDArray[np.intp], open_to: Mask) -> NDArray[np.uint8]:
-    """Parts of the exploration share, by each arm's chance to be faster than the winner.
-
-    A transfer's draw from these weights is a Thompson draw by probability matching; computing the chances instead of
-    sampling them keeps tables equal while evidence is equal. As long as any arm has a chance the whole share is spent,
-    or a settled table would never notice that an arm became better. Parts are powers of two, so that small news do not
-    make a new table.
-    """
-    best = np.take_along_axis(rank, winner[None], axis=0)
-    best_variance = np.take_along_axis(np.broadcast_to(variance, rank.shape), winner[None], axis=0)
-    rows = np.arange(rank.shape[0])[:, None, None, None]
-    open_to = open_to & (lower <= HOPELESS * rank[_RAW_ROW]) & (rows != winner[None])
-    if not open_to.any():
-        return np.zeros(rank.shape, dtype=np.uint8)
-    spread = np.sqrt(np.maximum(variance + best_variance, 1e-12))
-    chance = np.where(open_to, normal_cdf(np.log(best / rank) / spread), 0.0)
-    chance = np.where(chance >= _LEAST_CHANCE, chance, 0.0)
-    parts = EXPLORE_UNITS * chance / np.maximum(chance.sum(axis=0), _LEAST_CHANCE)
-    exponent = np.floor(np.log2(np.maximum(parts, 1.0)))
-    return np.where(parts >= 1.0, np.exp2(exponent), 0.0).astype(np.uint8)

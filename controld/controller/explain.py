@@ -12,7 +12,8 @@ import numpy as np
 from controld.contract.decision import DEFAULT_CLASS
 from controld.contract.effect import Effect
 from controld.contract.errors import ControldError
-from controld.controller.evaluate import NEAR, Evaluation, evaluate_classes
+from controld.controller.choice import NEAR
+from controld.controller.evaluate import Evaluation, evaluate_classes
 from controld.controller.finite import finite
 from controld.controller.goals import Candidate, ClassInput, Objective
 from controld.controller.knobs.base import STAGES, Context, Stage
@@ -325,6 +326,8 @@ def _verdict(
     raw_rank = float(evaluation.rank_s[0][cell])
     if row == winner_row:
         return ArmVerdict.CHOSEN, _why_chosen(item, evaluation, row, incumbent_row)
+    if row == 0 and _is_split(evaluation):
+        return ArmVerdict.NEAR, "takes what is below that line"
     if not evaluation.quality_ok[row]:
         upper = "unknown" if math.isinf(candidate.loss_upper_nats) else f"{candidate.loss_upper_nats:.4g}"
         return (
@@ -368,6 +371,12 @@ def _verdict(
 
 def _why_chosen(item: ClassInput, evaluation: Evaluation, row: int, incumbent_row: int) -> str:
     cell = (0, 0, 0)
+    if _is_split(evaluation):
+        below_s, below_s_per_byte = float(evaluation.raw_below_s[cell]), float(evaluation.raw_below_s_per_byte[cell])
+        return (
+            f"the fastest of this cell where bytes / bandwidth >= {below_s:.3g} s + {below_s_per_byte * 1e6:.3g} s/MB,"
+            " raw below that line"
+        )
     if item.goal.only_arm is not None:
         return "the only arm of this class" if row else f"{item.goal.only_arm} is out"
     if not evaluation.stable[row][cell]:
@@ -391,6 +400,11 @@ def _why_chosen(item: ClassInput, evaluation: Evaluation, row: int, incumbent_ro
     if any(item.candidates[other].loss_mean_nats > item.candidates[row].loss_mean_nats for other in near):
         return f"within {NEAR - 1:.0%} of the best, better quality"
     return f"within {NEAR - 1:.0%} of the best, in use" if row == incumbent_row else "the fastest of equals"
+
+
+def _is_split(evaluation: Evaluation) -> bool:
+    """Whether raw keeps a part of the cell."""
+    return bool(evaluation.raw_below_s[0, 0, 0] != 0 or evaluation.raw_below_s_per_byte[0, 0, 0] != 0)
 
 
 def _busiest(table: TablePlan, evaluation: Evaluation, row: int) -> str:

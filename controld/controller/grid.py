@@ -112,3 +112,12 @@ class Points:
             for size in (self.size_low, self.size_high)
             for bandwidth in (self.bandwidth_high, self.bandwidth_low)
         )
+
+    @property
+    def crossings(self) -> Context:
+        """All corners, each once, for bins lie side by side: sizes [S + 1], bandwidths [B + 1], the first load."""
+        return Context(
+            sizes_bytes=np.append(self.size_low, self.size_high[-1:]),
+            bandwidths_bytes_per_s=np.append(self.bandwidth_low, self.bandwidth_high[-1:]),
+            loads=self.load[:1],
+        )

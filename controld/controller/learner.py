@@ -47,8 +47,13 @@ _REMEMBERED_TRANSFERS = 512
 _LATE_S = 600.0
 _AHEAD_S = 60.0
 _LARGEST_LOG = math.log(1000.0)
-_POOL_CAP = 16.0
+_WIRE_DOUBT_LOG = math.log(2.0)
+"""A wire so much slower or quicker than the estimate says is first of all a link that has changed, or was not known:
+the estimator follows within two transfers, and nothing of it was about the arm."""
 _POOL_DOUBT = 2.0
+"""Of an arm that was observed so often, half is believed in what it says of the others."""
+_POOL_SILENCE = 1.0
+"""So many arms speak for nothing having changed."""
 
 _EVERY_CODED = "coded"
 """Under this name stands what all coded arms share: bytes take the time that the link takes, whoever coded them."""
@@ -121,6 +126,9 @@ class Learner:
         self.quality = QualityGuard()
         self.counters: dict[Feedback, int] = dict.fromkeys(Feedback, 0)
         self.evidence = 0
+        self.moved_log = 0.0
+        """How far what was learned since has moved any stage of an arm from what `corrections` said last."""
+        self._used: dict[tuple[str, Stage], float] = {}
 
     def set_candidates(
         self,
@@ -189,13 +197,20 @@ class Learner:
     def corrections(self, now_unix_s: float) -> dict[str, tuple[StageCorrection, ...]]:
         """Each known arm's corrections, in the order of `STAGES`: as `TableRequest.corrections` wants them."""
         pooled = {stage: 0.0 if stage is Stage.WIRE else self._pooled(stage, now_unix_s) for stage in STAGES}
-        return {
+        corrections = {
             arm_id: tuple(
                 self._posterior(arm_id, stage).correction(now_unix_s, 0.0 if arm_id in _UNCODED else pooled[stage])
                 for stage in STAGES
             )
             for arm_id in self._known
         }
+        self._used = {
+            (arm_id, stage): correction.mean_log
+            for arm_id, each in corrections.items()
+            for stage, correction in zip(STAGES, each, strict=True)
+        }
+        self.moved_log = 0.0
+        return corrections
 
     def pins(self, now_unix_s: float) -> PinBoard:
         """Arms out of use: refused or falling back again and again, or, for a class, worse than they were profiled."""
@@ -279,7 +294,11 @@ class Learner:
         for stage, ratio in ratios.items():
             keeper = self._keeper(effect.arm_id, stage)
             pooled = self._pooled(stage, now_unix_s, without=effect.arm_id) if keeper is state and coded else 0.0
-            keeper.stages[stage] = self._posterior(effect.arm_id, stage).observe(ratio, now_unix_s, pooled)
+            doubt_log = _WIRE_DOUBT_LOG if stage is Stage.WIRE else math.inf
+            posterior = self._posterior(effect.arm_id, stage).observe(ratio, now_unix_s, pooled, doubt_log=doubt_log)
+            keeper.stages[stage] = posterior
+            moved = abs(posterior.correction(now_unix_s, pooled).mean_log - self._used.get((effect.arm_id, stage), 0.0))
+            self.moved_log = max(self.moved_log, moved)
         self.evidence += 1
         return Feedback.LEARNED
 
@@ -307,18 +326,19 @@ class Learner:
     def _pooled(self, stage: Stage, now_unix_s: float, without: str = "") -> float:
         """What the other arms suggest for a stage: a busy machine slows every codec down, not just the one in use.
 
-        A shrunken mean over the arms in which no arm counts for more than a few observations, so that one arm gone bad
-        does not condemn all.
+        A shrunken mean over the arms in which none counts for more than one voice, and nobody's silence for another:
+        one arm gone bad does not condemn all.
         """
-        total = weight = 0.0
+        total, voices = 0.0, _POOL_SILENCE
         for arm_id, state in self._arms.items():
             posterior = state.stages.get(stage)
             if posterior is None or arm_id in _UNCODED or arm_id == without or arm_id not in self._known:
                 continue
-            evidence = min(posterior.faded_weight(now_unix_s), _POOL_CAP)
-            total += evidence * posterior.mean
-            weight += evidence
-        return total / (weight + _POOL_DOUBT)
+            evidence = posterior.faded_weight(now_unix_s)
+            voice = evidence / (evidence + _POOL_DOUBT)
+            total += voice * posterior.mean
+            voices += voice
+        return total / voices
 
     def _posterior(self, arm_id: str, stage: Stage) -> LogRatioPosterior:
         state = self._arms.get(_EVERY_CODED if stage is Stage.WIRE and arm_id not in _UNCODED else arm_id)

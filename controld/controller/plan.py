@@ -30,8 +30,12 @@ _FORMAT = 1
 _THE_WINNER = -2
 
 Indices = NDArray[np.signedinteger[Any]]
-CELL_DTYPE = np.int32
-"""A plan has tens of thousands of cells and there may be a thousand plans: half of what an index usually takes."""
+
+
+def compact(indices: Indices) -> Indices:
+    """Equal indices in the fewest bytes: a plan has tens of thousands of cells, and there may be a thousand plans."""
+    fits = len(indices) == 0 or int(indices.max()) <= np.iinfo(np.int16).max
+    return indices.astype(np.int16 if fits else np.int32)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,10 @@ class TablePlan:
             "knob": {"name": self.knob.name, **self.knob.to_document()},
             "classes": [_class_document(item) for item in self.classes],
             "arms": [[arm.arm_id, None if arm.configuration is None else dict(arm.configuration)] for arm in self.arms],
-            "mixtures": [[list(m.arms), list(m.weights)] for m in self.mixtures],
+            "mixtures": [
+                [list(m.arms), list(m.weights), *([m.raw_below_s, m.raw_below_s_per_byte] if m.is_split else [])]
+                for m in self.mixtures
+            ],
             "cells": _run_lengths(self.cells),
             # Mostly the choice itself, and then one long run says so.
             "in_use": _run_lengths(np.where(self.in_use == self.winners, _THE_WINNER, self.in_use)),
@@ -121,7 +128,9 @@ class TablePlan:
         configurations = {
             arm_id: None if values is None else Configuration(values) for arm_id, values in document["arms"]
         }
-        mixtures = tuple(Mixture(tuple(arms), tuple(weights)) for arms, weights in document["mixtures"])
+        mixtures = tuple(
+            Mixture(tuple(arms), tuple(weights), *raw_below) for arms, weights, *raw_below in document["mixtures"]
+        )
         cells = _from_run_lengths(document["cells"])
         in_use = _from_run_lengths(document["in_use"])
         return cls(
@@ -133,7 +142,7 @@ class TablePlan:
             arms=tuple(Arm(arm_id, configuration) for arm_id, configuration in configurations.items()),
             mixtures=mixtures,
             cells=cells,
-            in_use=np.where(in_use == _THE_WINNER, _winners(mixtures, cells), in_use),
+            in_use=compact(np.where(in_use == _THE_WINNER, _winners(mixtures, cells), in_use)),
             prior_bandwidth_bytes_per_s=document["prior_bandwidth_bytes_per_s"],
             guard_sample=document.get("guard_sample", 0.0),
         )
@@ -246,7 +255,7 @@ def _class_from_document(document: Mapping[str, Any], configurations: Mapping[st
 
 
 def _winners(mixtures: Sequence[Mixture], cells: Indices) -> Indices:
-    return np.array([mixture.arms[0] for mixture in mixtures], dtype=CELL_DTYPE)[cells]
+    return compact(np.array([mixture.arms[0] for mixture in mixtures], dtype=np.intp))[cells]
 
 
 def _run_lengths(values: Indices) -> list[list[int]]:
@@ -254,8 +263,5 @@ def _run_lengths(values: Indices) -> list[list[int]]:
 
 
 def _from_run_lengths(runs: Sequence[Sequence[int]]) -> Indices:
-    if not runs:
-        return np.zeros(0, dtype=CELL_DTYPE)
-    return np.repeat(
-        np.array([value for value, _ in runs], dtype=CELL_DTYPE), np.array([count for _, count in runs], dtype=np.intp)
-    )
+    values, counts = ([run[index] for run in runs] for index in (0, 1))
+    return compact(np.repeat(np.array(values, dtype=np.intp), np.array(counts, dtype=np.intp)))

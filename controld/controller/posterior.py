@@ -17,9 +17,13 @@ HALF_LIFE_S = 3600.0
 
 _CUSUM_SLACK = 0.5
 _CUSUM_LIMIT = 6.0
-_RESIDUAL_CAP = 3.0
+_RESIDUAL_CAP = 3.6
+"""One outlier is no change, two in a row are: no residual counts for the whole limit, two of these do."""
+_DOUBTED_CAP = 3.0
+"""Where something else may be the cause for a transfer or two, it takes three."""
 _RESET_VARIANCE = 1.0
 _NOISE_PRIOR_WEIGHT = 6.0
+_EXPLAINED_SDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +35,12 @@ class StagePrior:
 
 
 LOCAL_PRIORS = {
-    Stage.ENCODE: StagePrior(0.15**2, 0.25**2),
+    Stage.ENCODE: StagePrior(0.20**2, 0.25**2),
     Stage.BYTES: StagePrior(0.02**2, 0.05**2),
     Stage.WIRE: StagePrior(0.20**2, 0.25**2),
-    Stage.DECODE: StagePrior(0.15**2, 0.25**2),
+    Stage.DECODE: StagePrior(0.20**2, 0.25**2),
 }
-"""Times measured on this hardware, in an idle process."""
+"""Times measured on this hardware, in an idle process: a machine that serves is a fifth slower or quicker."""
 
 FOREIGN_PRIORS = {
     **LOCAL_PRIORS,
@@ -111,17 +115,36 @@ class LogRatioPosterior:
         """The posterior at a time, around a prior mean that the other arms suggest."""
         noise = self.noise_variance
         weight = self.faded_weight(now_unix_s)
-        precision = 1.0 / self.prior_variance + weight / noise
-        mean = (pooled_log / self.prior_variance + weight * self.mean / noise) / precision
+        prior_variance = self.prior_variance + self._contradiction(weight, noise, pooled_log)
+        precision = 1.0 / prior_variance + weight / noise
+        mean = (pooled_log / prior_variance + weight * self.mean / noise) / precision
         return StageCorrection(mean, 1.0 / precision, noise, weight)
 
-    def observe(self, log_ratio: float, now_unix_s: float, pooled_log: float = 0.0) -> LogRatioPosterior:
-        """The posterior after one finite observation; a change point drops all evidence before it."""
+    def _contradiction(self, weight: float, noise_variance: float, pooled_log: float) -> float:
+        """By how much the prior's variance was too small, judged by evidence that it cannot explain.
+
+        One observation so far off may be an outlier (the first transfer of an arm often is slow); from the second on it
+        is the profile that is wrong, and then it must not hold up what is observed.
+        """
+        if weight <= 1.0:
+            return 0.0
+        explained = _EXPLAINED_SDS**2 * (self.prior_variance + noise_variance / weight)
+        return max(0.0, (self.mean - pooled_log) ** 2 - explained) * (1.0 - 1.0 / weight)
+
+    def observe(
+        self, log_ratio: float, now_unix_s: float, pooled_log: float = 0.0, *, doubt_log: float = math.inf
+    ) -> LogRatioPosterior:
+        """The posterior after one finite observation; a change point drops all evidence before it.
+
+        Args:
+            doubt_log: a residual larger than this moves the mean only once it has lasted long enough to be a change.
+        """
         expected = self.correction(now_unix_s, pooled_log)
         residual = log_ratio - expected.mean_log
         standardised = residual / math.sqrt(expected.variance + expected.noise_variance)
-        # One outlier is no change: no single residual counts for more than half of the limit.
-        standardised = min(max(standardised, -_RESIDUAL_CAP), _RESIDUAL_CAP)
+        doubted = abs(residual) > doubt_log
+        cap = _DOUBTED_CAP if doubted else _RESIDUAL_CAP
+        standardised = min(max(standardised, -cap), cap)
         up = max(0.0, self.cusum_up + standardised - _CUSUM_SLACK)
         down = max(0.0, self.cusum_down - standardised - _CUSUM_SLACK)
         changed = up > _CUSUM_LIMIT or down > _CUSUM_LIMIT
@@ -139,6 +162,8 @@ class LogRatioPosterior:
                 total=self.total + 1,
                 resets=self.resets + 1,
             )
+        if doubted:
+            return replace(self, cusum_up=up, cusum_down=down, total=self.total + 1)
         kept = DISCOUNT * expected.observations
         fading = kept / self.weight if self.weight else 0.0
         weight = kept + 1.0

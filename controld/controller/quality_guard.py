@@ -1,13 +1,15 @@
-"""The quality guard of one table: compares what senders measure of their own frames with what was profiled.
+"""The quality guard of one table: compares what senders and probes measure with what was profiled.
 
-One sequential test for each (model, service class, arm). A breach is final: only a person, or a profile measured after
-it, ends it. What cannot be understood changes nothing and is counted.
+For each (model, service class, arm) one sequential test of the errors of reconstruction and one of the quality loss. A
+breach is final: only a person, or a profile measured after it, ends it. What cannot be understood changes nothing and
+is counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -15,8 +17,10 @@ from controld.candidates.profile import Profile
 from controld.contract.decision import RAW
 from controld.contract.effect import MAX_RECONSTRUCTION_ERROR, Effect, Path, Verdict
 from controld.contract.errors import FieldError
+from controld.contract.trial import SegmentLoss
 from controld.controller.error_test import ErrorNorm, ErrorTest, NormLearner, from_document, to_document
 from controld.controller.guard import Pin
+from controld.controller.loss_test import LossTest, spread_of
 
 
 class Look(StrEnum):
@@ -39,11 +43,13 @@ class Expectation:
         basis: changes with the measurement.
         norm: None where the profile has no figure.
         measured_unix_s: when.
+        loss_spread_nats: standard deviation of the quality loss over segments; 0 where unknown.
     """
 
     basis: str
     norm: ErrorNorm | None
     measured_unix_s: float
+    loss_spread_nats: float = 0.0
 
     @classmethod
     def of(cls, profile: Profile) -> Expectation:
@@ -56,6 +62,7 @@ class Expectation:
             basis="/".join((profile.workload, *(repr(number) for number in numbers))),
             norm=norm,
             measured_unix_s=profile.measured_unix_s,
+            loss_spread_nats=spread_of(profile.loss_se_nats, profile.loss_samples),
         )
 
 
@@ -73,6 +80,7 @@ class Watch:
         pinned_since_unix_s: -1 where it never broke.
         reason: why it broke.
         last_error: the newest error that was taken.
+        loss: what probes found.
     """
 
     basis: str
@@ -81,6 +89,7 @@ class Watch:
     pinned_since_unix_s: float = -1.0
     reason: str = ""
     last_error: float = 0.0
+    loss: LossTest = field(default_factory=LossTest)
 
     @property
     def is_pinned(self) -> bool:
@@ -96,6 +105,8 @@ class Watch:
             "since": self.pinned_since_unix_s,
             "reason": self.reason,
             "last_error": self.last_error,
+            # What nobody probed is written as it was before there were probes.
+            **({"loss": asdict(self.loss)} if self.loss.samples else {}),
         }
 
     @classmethod
@@ -111,6 +122,7 @@ class Watch:
             pinned_since_unix_s=since,
             reason=str(document["reason"]),
             last_error=last_error,
+            loss=from_document(LossTest, document["loss"]) if "loss" in document else LossTest(),
         )
 
 
@@ -138,31 +150,62 @@ class QualityGuard:
         self.looks[look] += 1
         return look
 
+    def observe_probe(
+        self, service_class: str, arm_id: str, losses: Iterable[SegmentLoss], limit_nats: float, now_unix_s: float
+    ) -> Look:
+        """Take what a probe measured of an arm, each segment's loss and error; the last look at it.
+
+        Args:
+            losses: of the length at which the profile found the loss largest.
+            limit_nats: the class's `max_quality_loss_nats`.
+        """
+        look = Look.UNKNOWN
+        for one in losses:
+            look = self._take(service_class, arm_id, one.reconstruction_error, now_unix_s, (one.loss_nats, limit_nats))
+            self.looks[look] += 1
+            if look is Look.BREACH:
+                break
+        return look
+
     def _observe(self, effect: Effect, now_unix_s: float) -> Look:
         error = effect.reconstruction_error
         if error is None or effect.arm_id == RAW:
             return Look.UNCODED
         if effect.path is not Path.CODED or effect.verdict is not Verdict.VERIFIED:
             return Look.UNCODED
-        if not 0 <= error <= MAX_RECONSTRUCTION_ERROR:
+        return self._take(effect.service_class, effect.arm_id, error, now_unix_s)
+
+    def _take(
+        self, service_class: str, arm_id: str, error: float | None, now_unix_s: float,
+        loss_and_limit: tuple[float, float] | None = None,
+    ) -> Look:  # fmt: skip
+        if error is not None and not 0 <= error <= MAX_RECONSTRUCTION_ERROR:
             return Look.IMPLAUSIBLE
-        expected = self._expected.get((effect.service_class, effect.arm_id))
+        if loss_and_limit is not None and not math.isfinite(loss_and_limit[0]):
+            return Look.IMPLAUSIBLE
+        expected = self._expected.get((service_class, arm_id))
         if expected is None:
             return Look.UNKNOWN
-        key = (self._model, effect.service_class, effect.arm_id)
+        key = (self._model, service_class, arm_id)
         watch = self._watches.get(key) or Watch(basis=expected.basis)
         if watch.is_pinned:
             return Look.PINNED_ALREADY
+        reason = ""
+        if loss_and_limit is not None:
+            loss, limit = loss_and_limit
+            watch = replace(watch, loss=watch.loss.observe(loss, limit, expected.loss_spread_nats))
+            reason = _loss_reason(watch, limit) if watch.loss.suspicion > 1 else ""
         norm = expected.norm or watch.learner.norm()
-        if norm is None:
-            self._watches[key] = replace(watch, learner=watch.learner.observe(error), last_error=error)
-            return Look.LEARNED
-        watch = replace(watch, test=watch.test.observe(error, norm), last_error=error)
+        if error is not None and norm is None:
+            watch = replace(watch, learner=watch.learner.observe(error), last_error=error)
+        elif error is not None and norm is not None:
+            watch = replace(watch, test=watch.test.observe(error, norm), last_error=error)
+            reason = _reason(watch, norm) if watch.test.suspicion(norm) > 1 else reason
         self._watches[key] = watch
-        if watch.test.suspicion(norm) <= 1:
-            return Look.COMPARED
-        self._watches[key] = replace(watch, pinned_since_unix_s=now_unix_s, reason=_reason(watch, norm))
-        return Look.BREACH
+        if reason:
+            self._watches[key] = replace(watch, pinned_since_unix_s=now_unix_s, reason=reason)
+            return Look.BREACH
+        return Look.LEARNED if norm is None and loss_and_limit is None else Look.COMPARED
 
     def pins(self) -> tuple[Pin, ...]:
         """The arms that broke, of the model that is served."""
@@ -200,7 +243,8 @@ class QualityGuard:
                     "normal_from": "profile" if expected.norm else "first samples",
                     "last_error": watch.last_error,
                     "ratio": watch.test.ratio(),
-                    "suspicion": watch.test.suspicion(norm) if norm else 0.0,
+                    "suspicion": max(watch.test.suspicion(norm) if norm else 0.0, watch.loss.suspicion),
+                    "probed_segments": watch.loss.samples,
                     "reason": watch.reason,
                 }
             )
@@ -235,6 +279,13 @@ class QualityGuard:
                 continue
             if not watch.is_pinned or expected.measured_unix_s > watch.pinned_since_unix_s:
                 del self._watches[key]
+
+
+def _loss_reason(watch: Watch, limit_nats: float) -> str:
+    return (
+        f"probed again, it lost {watch.loss.mean_nats:.3g} nats per token over {watch.loss.run_samples} segments, "
+        f"above the limit of {limit_nats:g}"
+    )
 
 
 def _reason(watch: Watch, norm: ErrorNorm) -> str:

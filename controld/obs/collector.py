@@ -70,12 +70,13 @@ class TenantCollector(Collector):
 
 
 class PartsCollector(Collector):
-    """Agents, the fleet's own counters, and reloads.
+    """Agents, the fleet's own counters, reloads, and what the quality guard made of measured errors and losses.
 
     Args:
         agents: one label for each connected agent.
         fleet_counts: what streams brought and were refused, by (name, field or code).
         reload_counts: by outcome.
+        guard_looks: by what was made of them.
     """
 
     def __init__(
@@ -83,10 +84,12 @@ class PartsCollector(Collector):
         agents: Callable[[], Iterable[AgentLabel]],
         fleet_counts: Callable[[], Mapping[tuple[str, str], int]],
         reload_counts: Callable[[], Mapping[str, int]],
+        guard_looks: Callable[[], Mapping[str, int]],
     ) -> None:
         self._agents = agents
         self._fleet_counts = fleet_counts
         self._reload_counts = reload_counts
+        self._guard_looks = guard_looks
 
     def describe(self) -> list[Metric]:
         """Nothing: registering must not read parts that are still being put together."""
@@ -105,3 +108,7 @@ class PartsCollector(Collector):
         for outcome, number in sorted(self._reload_counts().items()):
             reloads.add_metric([outcome], number)
         yield reloads
+        looks = CounterMetricFamily("controld_guard_looks", "What was made of errors and losses", labels=["outcome"])
+        for outcome, number in sorted(self._guard_looks().items()):
+            looks.add_metric([outcome], number)
+        yield looks

@@ -48,6 +48,9 @@ class Metrics:
         self.video_settings = Counter(
             "controld_video_settings", "Answers of video engines to settings", ["outcome"], registry=registry
         )
+        self.probes = Counter(
+            "controld_guard_probes", "Arms that a profiling worker measured again", ["outcome"], registry=registry
+        )
         self.internal_errors = Counter(
             "controld_internal_errors", "Errors caught at a process edge", ["where"], registry=registry
         )

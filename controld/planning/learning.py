@@ -15,10 +15,12 @@ from typing import Any
 from controld.candidates.profile import Profile
 from controld.contract.effect import Effect
 from controld.contract.errors import FieldError
+from controld.contract.trial import SegmentLoss
 from controld.controller.guard import Pin, PinBoard
 from controld.controller.knobs.tiers import knob_for_tier
 from controld.controller.learner import NO_WORKLOADS, Feedback, Learner
 from controld.controller.posterior import StageCorrection
+from controld.controller.quality_guard import Look
 from controld.fleet.published import Selector
 from controld.planning.plane import LINK_GROUP, Place
 from controld.policy.model import Tier
@@ -206,6 +208,11 @@ class Learning:
             self.refused[feedback.value] = self.refused.get(feedback.value, 0) + 1
         return feedback
 
+    @property
+    def moved_log(self) -> float:
+        """How far what was learned since the last plans moved any of what they were made from."""
+        return max((each.moved_log for known in self.lessons.values() for each in known.learners.values()), default=0.0)
+
     async def checkpoint(self) -> None:
         """Write everything down.
 
@@ -235,8 +242,38 @@ class Learning:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether effects were learned since the last checkpoint."""
-        return self.position != self._checkpointed_position
+        """Whether anything was learned since the last checkpoint."""
+        return self._unwritten or self.position != self._checkpointed_position
+
+    async def take_probe(
+        self,
+        selector: Selector,
+        profile: Profile,
+        losses: Sequence[SegmentLoss],
+        limits_nats: Mapping[str, float],
+        now_unix_s: float,
+    ) -> list[Look]:
+        """Take what a probe measured of a profile's arm, durably; what was made of it, by class and table.
+
+        Effects are read again after a crash; a probe is not, so it is written down at once.
+
+        Args:
+            limits_nats: by service class of the profile's workload: its quality limit.
+
+        Raises:
+            StoreError: it could not be written down; the next checkpoint does.
+        """
+        lessons = self.for_selector(selector)
+        if lessons.place.model_fingerprint != profile.model_fingerprint:
+            return []
+        looks = [
+            learner.quality.observe_probe(name, profile.arm_id, losses, limit, now_unix_s)
+            for learner in lessons.learners.values()
+            for name, limit in sorted(limits_nats.items())
+        ]
+        self._unwritten = True
+        await self.checkpoint()
+        return looks
 
     async def release(self, arm_id: str, selector: Selector, now_unix_s: float) -> list[Pin]:
         """Take an arm's pins off, durably; which there were.

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from controld.candidates.profile import Profile
-from controld.candidates.video_profile import is_video_document
+from controld.candidates.stored import StoredProfileReader
 from controld.contract.clock import Clock
 from controld.contract.decision import RAW
 from controld.contract.effect import Half
@@ -18,8 +19,9 @@ from controld.contract.errors import ControldError
 from controld.contract.size_estimator import SizeEstimator
 from controld.contract.snapshot import CalibratedArtefact, ClassRules
 from controld.contract.telemetry import Telemetry
-from controld.controller.decide import decide
+from controld.contract.trial import SegmentLoss
 from controld.controller.guard import Pin
+from controld.controller.pacing import Pace
 from controld.controller.plan import Plan, plan_equal
 from controld.fleet.published import Selector
 from controld.fleet.server import FleetServer
@@ -42,6 +44,7 @@ from controld.planning.plane import (
     tiers_of,
     unlearned_classes,
 )
+from controld.planning.shared_decisions import SharedDecisions
 from controld.planning.sharing import offered_shares
 from controld.planning.tenants import TenantLedger, TenantReport
 from controld.policy.model import PlaneKind, Policy, PolicySet
@@ -52,6 +55,9 @@ from controld.store.records import AuditEvent, EffectRecord
 _log = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL_S = 10.0
+_AUDIT_LINES = 10_000
+LOOK_S = 0.1
+"""Between two plans, news are looked at this often: as often as effects become durable."""
 IDLE_REPLAN_S = 30.0
 """Without any news evidence still fades; look again this often."""
 
@@ -85,7 +91,7 @@ class Planner:
         policies: the policy set in force.
         store, fleet, metrics, clock: as everywhere.
         artefacts: where calibrated artefacts are looked up.
-        interval_s: the least time between two plans.
+        interval_s: the least time between two plans that no surprise calls for.
     """
 
     def __init__(
@@ -104,18 +110,20 @@ class Planner:
         self._fleet = fleet
         self._metrics = metrics
         self._clock = clock
-        self._interval_s = interval_s
+        self._pace = Pace(interval_s)
         self._artefacts = artefacts or ArtefactFolder(None)
         self.learning = Learning(store)
         self.sizes = SizeEstimator()
         self.plans: dict[Selector, Plan] = {}
         self.alarms: dict[Selector, str] = {}
         self._profiles: tuple[Profile, ...] = ()
+        self._profile_reader = StoredProfileReader()
         self._profiles_are_stale = True
         self._offered: dict[Selector, frozenset[str]] = {}
         self._waiting_for_artefacts: dict[Selector, bool] = {}
         self._published_rules: dict[Selector, ClassRules] = {}
         self._pinned: dict[Selector, frozenset[tuple[str, str]]] = {}
+        self._decisions = SharedDecisions()
         self._tenants = TenantLedger()
         self._shares: dict[Selector, dict[str, dict[str, float]]] = {}
         self._wake = asyncio.Event()
@@ -165,6 +173,36 @@ class Planner:
         if holds_what_is_gone or self._waiting_for_artefacts.get(selector):
             self.wake()
 
+    def guard_looks(self) -> dict[str, int]:
+        """What the quality guard made of measured errors and losses since the daemon started."""
+        found = Counter[str]()
+        for lessons in self.learning.lessons.values():
+            for learner in lessons.learners.values():
+                found.update({look.value: number for look, number in learner.quality.looks.items()})
+        return dict(found)
+
+    def profiles_in_use(self, selector: Selector) -> tuple[Profile, ...]:
+        """The profiles that a selector's effects are compared with."""
+        lessons = self.learning.lessons.get(selector)
+        return () if lessons is None else lessons.profiles
+
+    async def take_probe(self, policy: Policy, profile: Profile, losses: Sequence[SegmentLoss]) -> None:
+        """What a profiling worker measured again of an arm.
+
+        Raises:
+            StoreError: it counts, but is not durable yet.
+        """
+        limits = {
+            c.name: c.max_quality_loss_nats
+            for c in policy.classes
+            # A class that the arm was never good enough for has nothing to lose.
+            if c.workload == profile.workload and profile.loss_upper_nats <= c.max_quality_loss_nats
+        }
+        try:
+            await self.learning.take_probe(selector_of(policy), profile, losses, limits, self._clock.unix_s())
+        finally:
+            self.wake()
+
     # ------------------------------------------------------------------------------------ life
 
     async def restore(self) -> None:
@@ -178,6 +216,7 @@ class Planner:
             _log.exception("what was learned is lost", extra={"code": error.code})
             self._metrics.internal_errors.labels("restore").inc()
             self.learning = Learning(self._store)
+        await self._restore_audited_pins()
         await self._restore_plans()
 
     async def start(self) -> None:
@@ -194,6 +233,24 @@ class Planner:
             self._task = None
         await self.learning.catch_up()
         await self.learning.checkpoint()
+
+    async def _restore_audited_pins(self) -> None:
+        """What the audit trail says is out of use is not written there again: what it does not say yet, is."""
+        lines = [
+            (record.sequence, record.event, record.document)
+            for event in (AuditEvent.ARM_PINNED_OFF, AuditEvent.ARM_RELEASED)
+            for record in await self._store.audit.recent(_AUDIT_LINES, event)
+        ]
+        for _, event, text in sorted(lines):
+            try:
+                document = json.loads(text)
+                selector = Selector(document["kind"], document["deployment"])
+                pin = frozenset({(str(document["arm_id"]), str(document["service_class"]))})
+            except (ValueError, KeyError, TypeError) as error:
+                _log.error("a line of the audit trail cannot be read: %s", error)
+                continue
+            known = self._pinned.get(selector, frozenset())
+            self._pinned[selector] = known | pin if event is AuditEvent.ARM_PINNED_OFF else known - pin
 
     async def _restore_plans(self) -> None:
         """What was in use before a restart stays in use while it is as good as the best."""
@@ -220,15 +277,31 @@ class Planner:
             except Exception:  # noqa: BLE001 - the edge of the loop: planes keep the last good table meanwhile
                 _log.exception("planning failed")
                 self._metrics.internal_errors.labels("planner").inc()
-            await asyncio.sleep(self._interval_s)
+            self._pace.planned(self._clock.monotonic_s())
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Wait until the next plan may be made: an interval, or less where what is learned meanwhile is a surprise."""
+        woken = False
+        while True:
+            now_s = self._clock.monotonic_s()
+            left_s = self._pace.earliest_s(now_s, self.learning.moved_log) - now_s
+            if left_s <= 0:
+                break
+            await asyncio.sleep(min(left_s, LOOK_S))
+            if self._wake.is_set():
+                self._wake.clear()
+                woken = True
+                with contextlib.suppress(StoreError):  # the plan after the rest meets it again, and says so
+                    await self._learn()
+        if woken:
+            self._wake.set()
 
     # ------------------------------------------------------------------------------------ one round
 
     async def plan_once(self) -> int:
         """Learn what is new, decide for every policy, publish what changed; how many versions were published."""
-        for _, feedback in await self.learning.catch_up():
-            if feedback is not None:
-                self._metrics.feedback.labels(feedback.value).inc()
+        await self._learn()
         if self._profiles_are_stale:
             await self._read_profiles()
         policies = self._policies()
@@ -250,6 +323,12 @@ class Planner:
             await self._checkpoint()
         return published
 
+    async def _learn(self) -> None:
+        """Take in what became durable since. Raises: StoreError."""
+        for _, feedback in await self.learning.catch_up():
+            if feedback is not None:
+                self._metrics.feedback.labels(feedback.value).inc()
+
     async def _read_profiles(self) -> None:
         """All profiles that can be read; one that cannot is left out and logged."""
         self._profiles_are_stale = False
@@ -258,15 +337,10 @@ class Planner:
         except StoreError:
             self._profiles_are_stale = True
             raise
-        profiles = []
-        for record in records:
-            if is_video_document(record.document):
-                continue
-            try:
-                profiles.append(Profile.from_json(record.document))
-            except ControldError as error:
-                _log.error("profile left out: %s", error, extra={"config_id": record.key.config_id})
-        self._profiles = tuple(profiles)
+        stored = await asyncio.to_thread(self._profile_reader.read, records)
+        for row in stored.unreadable:
+            _log.error("%s: %s", row.where, row.what, extra={"config_id": row.key.config_id})
+        self._profiles = stored.profiles
 
     async def _checkpoint(self) -> None:
         await self.learning.checkpoint()
@@ -291,7 +365,7 @@ class Planner:
         began_s = self._clock.monotonic_s()
         before = self.plans.get(selector)
         plan = await asyncio.to_thread(
-            decide, requests, previous=before, policy_generation=generation, now_unix_s=now_unix_s
+            self._decisions.decide, requests, previous=before, policy_generation=generation, now_unix_s=now_unix_s
         )
         self._metrics.plan_seconds.observe(self._clock.monotonic_s() - began_s)
         rules_same = self._published_rules.get(selector) == class_rules_of(policy)
@@ -353,7 +427,9 @@ class Planner:
         lessons.set_candidates(now.place, now.measured, unlearned_classes(policy), class_workloads(policy))
         now_unix_s = self._clock.unix_s()
         requests = table_requests(policy, now.place, now.profiles, lessons.learned(now_unix_s), now.shares)
-        plan = await asyncio.to_thread(decide, requests, previous=self.plans.get(selector), now_unix_s=now_unix_s)
+        plan = await asyncio.to_thread(
+            self._decisions.decide, requests, previous=self.plans.get(selector), now_unix_s=now_unix_s
+        )
         waits = "arms that name a calibrated artefact come into use once every receiver holds it" if now.waiting else ""
         return plan, tuple(note for note in (now.alarm, waits) if note)
 

@@ -23,10 +23,10 @@ def offered_shares(policy: Policy, links: Iterable[LinkEstimate], before: Mappin
         before: what was returned last; empty at first.
 
     Returns:
-        Empty where it does not matter, because the classes are of one tenant, or where nobody has told.
+        Empty where it does not matter, because there is one class, or where nobody has told.
     """
     names = {service_class.name for service_class in policy.classes}
-    if len({service_class.tenant for service_class in policy.classes}) < 2:
+    if len(names) < 2:
         return {}
     offered = dict.fromkeys(sorted(names), 0.0)
     for link in links:

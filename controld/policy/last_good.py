@@ -33,20 +33,27 @@ class LastGoodFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.problem = ""
+        """Why nothing could be read at the last `read`; empty where something was, or nothing was ever written."""
 
     def read(self) -> LastGood | None:
         """What was saved, or None where nothing (or nothing readable) was."""
+        self.problem = ""
         try:
             content = self._path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
+            self.problem = f"the last good policies cannot be read, so generations begin anew: {error}"
             _log.error("last good policy cannot be read: %s", error)
             return None
         try:
             return _decode(content)
         except (ValueError, KeyError, TypeError) as error:
             aside = self._path.with_suffix(".damaged")
+            self.problem = (
+                f"the last good policies were damaged ({error}): set aside as {aside}, generations begin anew"
+            )
             _log.error("last good policy is damaged and set aside", extra={"file": str(aside), "error": str(error)})
             try:
                 self._path.replace(aside)

@@ -148,12 +148,14 @@ class GuardPolicy:
         on_breach: what happens to an arm that broke the limit.
         drift: of a video engine: most that latents may drift from the sink's, in the sink's deviations; None: any.
         motion: of a video engine: least part of the reference setting's motion that a setting must keep; None: any.
+        probe_every_s: how often an idle profiling worker measures an arm in use again; None: never.
     """
 
     sample_share: float
     on_breach: OnBreach
     drift: float | None = None
     motion: float | None = None
+    probe_every_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,8 +225,10 @@ def content_hash(policies: Iterable[Policy]) -> str:
     for policy in policies:
         data = asdict(policy)
         del data["source_file"]
+        # What a policy does not say is left out: its hash outlives the release that made it.
+        if data["guard"]["probe_every_s"] is None:
+            _forget(data["guard"], "probe_every_s")
         if policy.kind is not PlaneKind.LONGLIVE:
-            # They say nothing there, and a policy's hash outlives the release that made it.
             _forget(data["guard"], "drift", "motion")
             for service_class in data["classes"]:
                 _forget(service_class, "video", "max_quality_loss")

@@ -42,7 +42,7 @@ MAX_DRIFT = 1000.0
 MAX_CLASSES = 200
 """So many fit into one message with room to spare."""
 
-_MAX_WEIGHT = 1e6
+_MIN_WEIGHT, _MAX_WEIGHT = 1e-6, 1e6
 _MAX_PRIORITY = 2**31 - 1
 
 
@@ -67,7 +67,7 @@ class LinksKeys(StrictModel):
 
 class TenantKeys(StrictModel):
     name: Name
-    weight: Annotated[float, Field(gt=0, le=_MAX_WEIGHT)]
+    weight: Annotated[float, Field(ge=_MIN_WEIGHT, le=_MAX_WEIGHT)]
     quota: RateBytesPerS | None = None
     share: PositiveShare | None = None
 
@@ -151,6 +151,7 @@ class GuardKeys(StrictModel):
     on_breach: Annotated[OnBreach, Field(strict=False)] = OnBreach.PIN_OFF
     drift: Annotated[float, Field(gt=0, le=MAX_DRIFT)] | None = None
     motion: PositiveShare | None = None
+    probe_every: Annotated[DurationS, Field(ge=60.0)] | None = None
 
 
 def _only_default() -> list[TenantKeys]:
@@ -180,6 +181,7 @@ class PolicyKeys(StrictModel):
             guard=GuardPolicy(
                 sample_share=self.guard.sample,
                 on_breach=self.guard.on_breach,
+                probe_every_s=self.guard.probe_every,
                 drift=self.guard.drift,
                 motion=self.guard.motion,
             ),

@@ -82,6 +82,11 @@ class PolicySource:
         """What is wrong with the files on disk as they were last read; empty when they are in force."""
         return self._problems
 
+    @property
+    def last_good_problem(self) -> str:
+        """What was wrong with the policies that the last process kept; empty where nothing was."""
+        return self._last_good.problem if self._last_good else ""
+
     def subscribe(self, listener: Listener) -> None:
         """Be called with every new set when it is announced; a listener is quick and does not raise."""
         self._listeners.append(listener)

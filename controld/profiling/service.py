@@ -26,7 +26,7 @@ from controld.contract.space import StrategySpace
 from controld.contract.trial import TrialOutcome, TrialStatus
 from controld.fleet.errors import FleetError
 from controld.fleet.session import AgentSession
-from controld.profiling.dispatch import Assignment, Plan, TrialKey, after_giving_up, plan_assignments
+from controld.profiling.dispatch import Assignment, Plan, TrialKey, after_giving_up, fits, plan_assignments
 from controld.profiling.errors import StudyRefusedError
 from controld.profiling.grid import curated_grid
 from controld.profiling.profilers import Profiler, TrialFleet, choose_profiler, profilers_among
@@ -103,6 +103,7 @@ class StudyService:
             on_chosen=self._wake.set,
         )
         self._assignments: dict[TrialKey, Assignment] = {}
+        self._lent: set[str] = set()
         self._dispatching: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------------------------------ life
@@ -134,13 +135,29 @@ class StudyService:
             await asyncio.gather(self._dispatching, return_exceptions=True)
             self._dispatching = None
 
+    def lend(self, kind: str, model_fingerprint: str) -> Profiler | None:
+        """A worker that no running study has use for; studies leave it alone until it is given back."""
+        at_work = {assignment.agent_id for assignment in self._assignments.values()} | self._lent
+        running = [study for study in self._book.all() if study.state is StudyState.RUNNING]
+        for worker in profilers_among(self._fleet.sessions()):
+            wanted = worker.agent_id in at_work or any(fits(worker, study) for study in running)
+            if (worker.kind, worker.model_fingerprint) == (kind, model_fingerprint) and not wanted:
+                self._lent.add(worker.agent_id)
+                return worker
+        return None
+
+    def give_back(self, agent_id: str) -> None:
+        """A lent worker may work for studies again."""
+        self._lent.discard(agent_id)
+        self._wake_up()
+
     async def dispatch(self) -> None:
         """One review: give up what is lost, ask again, start what is next."""
         async with self._book.lock:
             plan = plan_assignments(
                 self._book.all(),
                 self._assignments.values(),
-                profilers_among(self._fleet.sessions()),
+                [one for one in profilers_among(self._fleet.sessions()) if one.agent_id not in self._lent],
                 self._clock.monotonic_s(),
             )
             await self._apply(plan)

@@ -13,6 +13,7 @@ from controld.contract.clock import Clock, SystemClock
 from controld.contract.configuration import Configuration
 from controld.contract.decision import DEFAULT_CLASS, Drawn, is_sampled, match_class
 from controld.contract.effect import Effect, Half
+from controld.contract.estimators import first_guess_bytes_per_s
 from controld.contract.fair_queue import Tenancy
 from controld.contract.rpc import fleet_pb2 as pb
 from controld.contract.rpc.checks import MAX_NAME_CHARACTERS
@@ -208,7 +209,8 @@ class Agent:
             link = self._links.get(key)
             bandwidth_bytes_per_s = link.bandwidth_bytes_per_s if link is not None else 0.0
             if bandwidth_bytes_per_s <= 0.0:
-                bandwidth_bytes_per_s = table.prior_bandwidth_bytes_per_s
+                set_up_bytes_per_s = link.set_up_bytes_per_s if link is not None else 0.0
+                bandwidth_bytes_per_s = first_guess_bytes_per_s(set_up_bytes_per_s, table.prior_bandwidth_bytes_per_s)
                 if bandwidth_bytes_per_s <= 0.0:
                     return self._raw(RawReason.BANDWIDTH_UNKNOWN, table.version)
             load = link.offered_bytes_per_s / bandwidth_bytes_per_s if link is not None else 0.0

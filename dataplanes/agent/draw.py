@@ -25,7 +25,7 @@ class Draw:
 
     Args:
         drawn: the arm.
-        bandwidth_bytes_per_s: the estimate, or the table's prior; 0 where neither was known.
+        bandwidth_bytes_per_s: the estimate, or the first guess (`contract.estimators`); 0 where nothing was known.
         load: raw bytes per second offered / bandwidth.
         reason: why it is raw without a look at the table; None where the table decided.
         self_check: whether the sender decodes one frame of this transfer itself and reports its error.

@@ -17,8 +17,9 @@ LinkKey = tuple[str, str]
 class Link:
     """One link group of one tier.
 
-    `bandwidth_bytes_per_s` (0: nothing seen yet) and `offered_bytes_per_s` are plain attributes that a draw reads
-    without a lock; they change with each observation and each `refresh`.
+    `bandwidth_bytes_per_s` (0: not known yet), `set_up_bytes_per_s` (a lower bound of it; 0: nothing seen yet) and
+    `offered_bytes_per_s` are plain attributes that a draw reads without a lock; they change with each observation and
+    each `refresh`.
     """
 
     MAX_CLASSES = 256
@@ -34,6 +35,7 @@ class Link:
         "_lock",
         "bandwidth_bytes_per_s",
         "offered_bytes_per_s",
+        "set_up_bytes_per_s",
     )
 
     def __init__(self, key: LinkKey) -> None:
@@ -44,6 +46,7 @@ class Link:
         self._by_class: dict[str, LoadEstimator] = {}
         self._backlog = Backlog()
         self.bandwidth_bytes_per_s = 0.0
+        self.set_up_bytes_per_s = 0.0
         self.offered_bytes_per_s = 0.0
 
     def observe_wire(self, start_s: float, end_s: float, wire_bytes: int) -> None:
@@ -95,6 +98,7 @@ class Link:
             )
 
     def _refresh_bandwidth(self, now_s: float) -> None:
+        self.set_up_bytes_per_s = self._bandwidth.set_up_bytes_per_s
         estimate = self._bandwidth.estimate(now_s)
         if estimate is not None and math.isfinite(estimate.mean):
             self.bandwidth_bytes_per_s = estimate.mean

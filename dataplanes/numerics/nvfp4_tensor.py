@@ -45,6 +45,7 @@ class NVFP4Tensor:
         rule: BlockRule = BlockRule.PLAIN,
         *,
         per_row: bool = False,
+        peak: Tensor | None = None,
         tile: Tile = Tile.ROW,
         use_native: bool = True,
     ) -> NVFP4Tensor:
@@ -54,6 +55,8 @@ class NVFP4Tensor:
             x: `[..., n]`, a floating-point type, finite; n is a multiple of 16.
             rule: where a block's peak lands.
             per_row: each row has its own peak and depends on no other.
+            peak: float32 `[1]` or `[rows, 1]`, where it is known already: of a tensor whose parts do not see each
+                other. None: x's own.
             tile: what shares a block scale.
             use_native: whether kernels may do it.
 
@@ -64,12 +67,12 @@ class NVFP4Tensor:
         largest = LARGEST_BLOCK_SCALE if rule is BlockRule.PLAIN else LARGEST_SCALE_4OVER6
         if use_native and tile is Tile.ROW and nvfp4_kernels.takes(rows):
             rows = rows.detach().contiguous()
-            peak = nvfp4_kernels.peaks(rows, per_row=per_row)
+            peak = nvfp4_kernels.peaks(rows, per_row=per_row) if peak is None else peak.contiguous()
             packed, block_scales = nvfp4_kernels.encode(rows, peak, rule, largest)
         else:
             rows = rows.float()
-            size = rows.abs()
-            peak = size.amax(1, keepdim=True) if per_row else size.amax().view(1)
+            if peak is None:
+                peak = rows.abs().amax(1, keepdim=True) if per_row else rows.abs().amax().view(1)
             codes, block_scales = nvfp4.quantise_by_peak(rows, peak, rule, largest_scale=largest, tile=tile)
             packed = pack_codes(codes)
         return cls(packed=packed, block_scales=block_scales, peak=peak, largest_scale=largest, shape=tuple(x.shape))

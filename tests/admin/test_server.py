@@ -43,7 +43,7 @@ class RecordedBackend:
         return [{"kind": "sglang"}]
 
     async def candidates(self, workload: str | None) -> list[dict[str, Any]]:
-        return [{"workload": workload}]
+        return [{"workload": workload, "number": number} for number in range(3)]
 
     async def candidate_problems(self, workload: str | None) -> list[dict[str, Any]]:
         return [{"where": "row 1", "what": f"no profile of {workload}"}]
@@ -155,6 +155,18 @@ async def test_requests_are_understood_with_units(served) -> None:  # type: igno
         assert await response.json() == {"engines": [{"agent_id": "video-0"}]}
 
 
+async def test_candidates_come_in_pages_where_a_client_wants_them(served) -> None:  # type: ignore[no-untyped-def]
+    async def page(query: str) -> tuple[list[int], int]:
+        async with served[0].get(f"/v1/candidates?{query}") as response:
+            answer = await response.json()
+            return [one["number"] for one in answer["candidates"]], answer["total"]
+
+    assert await page("workload=a") == ([0, 1, 2], 3)
+    assert await page("limit=2") == ([0, 1], 3)
+    assert await page("limit=2&offset=2") == ([2], 3)
+    assert await page("offset=3") == ([], 3)
+
+
 @pytest.mark.parametrize(
     ("path", "status", "code", "named"),
     [
@@ -164,6 +176,8 @@ async def test_requests_are_understood_with_units(served) -> None:  # type: igno
         ("/v1/decisions?limit=3&limit=4", 400, "field.invalid", "limit"),
         ("/v1/decisions?arm=a&arm=a", 400, "field.invalid", "arm"),
         ("/v1/candidates?workload=a&workload=b", 400, "field.invalid", "workload"),
+        ("/v1/candidates?limit=0", 400, "field.invalid", "limit"),
+        ("/v1/candidates?offset=-1", 400, "field.invalid", "offset"),
         ("/v1/explain?bytes=20MB&bytes=1MB&bandwidth=1Gbit", 400, "field.invalid", "bytes"),
         ("/v1/explain?bytes=20MB&bandwidth=1Gbit&load=0&load=1", 400, "field.invalid", "load"),
         ("/v1/studies/compare?ids=a&ids=b", 400, "field.invalid", "ids"),

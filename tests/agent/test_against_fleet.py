@@ -150,7 +150,7 @@ async def test_a_refused_version_keeps_the_last_known_good_and_shows_as_degraded
     agent = start_agent(address, validate_configuration=validate)
     good = make_table()
     without_twelve = type(good)(
-        **{f: getattr(good, f) for f in good.__slots__ if f != "_class_index"} | {"arms": good.arms[:3]}
+        **{f: getattr(good, f) for f in good.__slots__ if not f.startswith("_")} | {"arms": good.arms[:3]}
     )
     version = await server.publish(SELECTOR, [Resource("pd/default", without_twelve)], policy_generation=1)
     await eventually(lambda: agent.draw(**TRANSFER).drawn.table_version == version, "the good one is in force")

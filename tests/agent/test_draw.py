@@ -9,6 +9,7 @@ import pytest
 
 from controld.contract.clock import ManualClock
 from controld.contract.decision import RAW, ClassRule
+from controld.contract.estimators import SET_UP_MARGIN
 from controld.contract.snapshot import TenantShare
 from dataplanes.agent import RawReason
 
@@ -72,6 +73,18 @@ def test_unknown_bandwidth_goes_raw(served, make_table, make_snapshot):
     assert (draw.drawn.arm.arm_id, draw.reason) == (RAW, RawReason.BANDWIDTH_UNKNOWN)
     assert draw.drawn.table_version == 2
     assert agent.snapshot().counters["bandwidth_unknown"] == 1
+
+
+def test_without_the_operators_word_the_set_ups_rate_is_the_first_guess(served, make_table, make_snapshot):
+    agent, stream = served
+    stream.send(snapshot=make_snapshot(2, table=make_table(version=2, prior=0.0)))
+    stream.wait_for("ack", 2)
+    agent.observe_wire(tier="pd", start_s=98.0, end_s=99.0, wire_bytes=2_000_000)
+    draw = agent.draw(transfer_id="t", **TRANSFER)
+    assert draw.reason is None
+    assert draw.bandwidth_bytes_per_s == pytest.approx(SET_UP_MARGIN * 2e6)
+    agent.observe_wire(tier="pd", start_s=100.0, end_s=101.0, wire_bytes=2_500_000)
+    assert agent.draw(transfer_id="t", **TRANSFER).bandwidth_bytes_per_s == pytest.approx(2.5e6)
 
 
 def test_load_is_offered_bytes_over_bandwidth(served, clock):

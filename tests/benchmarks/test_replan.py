@@ -29,7 +29,7 @@ def test_figures_are_positive_and_news_make_another_plan() -> None:
     found = replan.measure(1)
     assert 0 < found["still_s"] < found["first_s"]
     assert 0 < found["explain_median_s"] < 0.05
-    assert found["plan_bytes"] == found["cells"] * 3 * 4
+    assert found["plan_bytes"] == found["cells"] * 3 * 2
     plan = decide([replan.request(0)])
     assert plan_equal(plan, decide([replan.request(0)], previous=plan))
     assert not plan_equal(plan, decide([replan.request(0, moved=0.3)], previous=plan))

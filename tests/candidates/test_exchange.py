@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -138,3 +139,12 @@ def test_nothing_is_measured_after_the_given_date() -> None:
     with pytest.raises(FieldError, match="in the future") as caught:
         read_document(text, latest_unix_s=ONE.measured_unix_s - 1)
     assert caught.value.field == "profiles[0].measured_unix_s"
+
+
+def test_a_hostile_document_of_many_keys_is_refused_in_no_time() -> None:
+    keys = ",".join(f'"k{number}": 0' for number in range(100_000))
+    began_s = time.process_time()
+    with pytest.raises(FieldError, match="there twice") as refused:
+        read_document("{" + keys + ', "k99999": 0}')
+    assert refused.value.field == "k99999"
+    assert time.process_time() - began_s < 2.0, "quadratic would take minutes"

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from controld.cli.main import main
-from controld.cli.profile import EXAMPLES, sparkline
+from controld.cli.profile import EXAMPLES, _watch_lines, sparkline
 from controld.cli.study_screen import study_screen
 from controld.config import load_config
 from controld.contract.space import Parameter, StrategySpace
@@ -250,3 +250,12 @@ def test_the_screen_fits_and_shows_budget_front_and_time() -> None:
     assert "30/200 trials" in text and "at most 100 s left" in text and "search 4 s" in text
     assert "hypervolume 0.5000  ▂▅█" in text
     assert "more on the front" in text and "drawn at random" in text
+
+
+def test_lines_of_a_paused_study_say_so_and_how_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    states = [{"id": "s1", "state": state, "trials": []} for state in ("paused", "paused", "running", "finished")]
+    _watch_lines(iter(states))
+    assert capsys.readouterr().err.splitlines() == [
+        "study s1 is paused: controld profile --resume s1",
+        "study s1 goes on",
+    ]

@@ -42,7 +42,8 @@ def decision_tables(draw: st.DrawFn) -> DecisionTable:
     for _ in range(draw(st.integers(1, 4))):
         members = draw(st.lists(st.integers(0, len(arms) - 1), min_size=1, max_size=len(arms), unique=True))
         parts = draw(st.lists(st.integers(1, 100), min_size=len(members), max_size=len(members)))
-        mixtures.append(Mixture(tuple(members), tuple(part / sum(parts) for part in parts)))
+        raw_below = draw(st.tuples(st.floats(-1e9, 1e9), st.floats(-1e3, 1e3)))
+        mixtures.append(Mixture(tuple(members), tuple(part / sum(parts) for part in parts), *raw_below))
     classes = ("default", *draw(st.lists(NAMES.filter(lambda n: n != "default"), max_size=3, unique=True)))
     sizes, bandwidths, loads = draw(EDGES), draw(EDGES), draw(EDGES)
     count = len(classes) * (len(sizes) + 1) * (len(bandwidths) + 1) * (len(loads) + 1)
@@ -287,6 +288,7 @@ def a_table() -> pb.DecisionTable:
         ({"mixtures": [pb.Mixture(arms=[0], weights=[math.nan])]}, "mixture.weights"),
         ({"mixtures": [pb.Mixture(arms=[7], weights=[1.0])]}, "decision_table.mixtures"),
         ({"mixtures": [pb.Mixture()]}, "mixture.arms"),
+        ({"mixtures": [pb.Mixture(arms=[0], weights=[1.0], raw_below_s=math.nan)]}, "mixture.raw_below_s"),
         ({"cells": [1]}, "decision_table.cells"),
         ({"cells": []}, "decision_table.cells"),
         ({"prior_bandwidth_bytes_per_s": -1.0}, "decision_table.prior_bandwidth_bytes_per_s"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 
 import pytest
@@ -98,6 +99,24 @@ def test_a_broken_table_is_refused_by_field(changes: dict[str, object], field: s
 def test_a_broken_mixture_is_refused(mixture: tuple[tuple[int, ...], tuple[float, ...]]) -> None:
     with pytest.raises(FieldError, match="mixture"):
         Mixture(*mixture)
+
+
+@pytest.mark.parametrize("line", [(math.nan, 0.0), (0.0, math.inf)])
+def test_a_line_is_of_finite_numbers(line: tuple[float, float]) -> None:
+    with pytest.raises(FieldError, match=r"mixture\.raw_below"):
+        Mixture((0,), (1.0,), *line)
+
+
+def test_in_a_divided_cell_what_is_below_the_line_goes_raw_and_is_no_exploration() -> None:
+    """10 ms and 1 ns a byte: raw stays raw below 15 ms on the wire at 5 MB, and below 19 ms at 9 MB."""
+    divided = Mixture((1,), (1.0,), 0.010, 1e-9)
+    decisions = table(mixtures=(divided,), cells=(0,) * 24)
+    for size, border_s in ((5e6, 0.015), (9e6, 0.019)):
+        below = decisions.draw("t", "chat", size, size / (border_s - 1e-4), 0.1)
+        above = decisions.draw("t", "chat", size, size / (border_s + 1e-4), 0.1)
+        assert (below.arm.arm_id, below.explored) == ("raw", False)
+        assert above.arm == ARMS[1]
+        assert below.cell == above.cell
 
 
 def test_an_arm_is_what_its_id_says() -> None:

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controld.contract.errors import FieldError
-from controld.contract.estimators import BandwidthEstimator, LoadEstimator
+from controld.contract.estimators import (
+    LEAST_SET_UP_BYTES,
+    SET_UP_MARGIN,
+    BandwidthEstimator,
+    LoadEstimator,
+    first_guess_bytes_per_s,
+)
 
 RATE = 1e8
 MB = 1_000_000
@@ -139,6 +145,33 @@ def test_the_connections_set_up_is_left_out():
     estimator.observe(4.0, 4.1, 10 * MB)
     assert estimator.estimate(4.1).mean == pytest.approx(RATE)
     assert estimator.estimate(4.1).count == 1
+
+
+def test_the_set_up_is_a_lower_bound_of_the_rate_and_kept_as_that():
+    estimator = BandwidthEstimator()
+    assert estimator.set_up_bytes_per_s == 0.0
+    estimator.observe(0.0, 3.0, 10 * MB)
+    assert estimator.set_up_bytes_per_s == pytest.approx(10 * MB / 3)
+    for transfer in range(40):
+        estimator.observe(4.0 + transfer, 4.1 + transfer, 10 * MB)
+    assert estimator.set_up_bytes_per_s == pytest.approx(10 * MB / 3), "the period closes, what it said stays"
+
+
+def test_a_set_up_of_few_bytes_says_nothing_of_the_link():
+    estimator = BandwidthEstimator()
+    estimator.observe(0.0, 3.0, LEAST_SET_UP_BYTES / 2)
+    assert estimator.set_up_bytes_per_s == 0.0
+    unset = BandwidthEstimator(exclude_setup=False)
+    unset.observe(0.0, 3.0, 10 * MB)
+    assert unset.set_up_bytes_per_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("set_up", "prior", "guess"),
+    [(0.0, 0.0, 0.0), (2e6, 0.0, SET_UP_MARGIN * 2e6), (2e6, 1e7, 1e7), (2e7, 1e7, 2e7), (0.0, 1e7, 1e7)],
+)
+def test_the_first_guess_is_the_operators_word_unless_the_set_up_was_quicker(set_up, prior, guess):
+    assert first_guess_bytes_per_s(set_up, prior) == guess
 
 
 def test_chunks_that_overlap_the_set_up_are_left_out_with_it():

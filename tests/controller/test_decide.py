@@ -38,6 +38,8 @@ def arms_drawn(
     table: TablePlan, bandwidth: float, *, size: float = 14e6, load: float = 0.05, name: str = "default"
 ) -> dict[str, float]:
     mixture = table.mixtures[table.cells[find_cell(table, name, size, bandwidth, load)]]
+    if mixture.is_raw(size, bandwidth):
+        return {RAW: 1.0}
     return {table.arms[arm].arm_id: weight for arm, weight in zip(mixture.arms, mixture.weights, strict=True)}
 
 
@@ -330,6 +332,8 @@ def test_invariants_hold_in_every_cell(profile: Build, request_for: Build, build
             row = rows[table.arms[mixture.arms[0]].arm_id]
             points = COARSE.points.at(int(size), int(bandwidth), int(load))
             for context in (points.middle, *points.corners):
+                if mixture.is_raw(float(context.sizes_bytes[0]), float(context.bandwidths_bytes_per_s[0])):
+                    continue
                 raw_s, arm_s, raw_stable = raw_and_arm_seconds(table, item, row, context)
                 assert not raw_stable or arm_s <= raw_s * (1 + 1e-9)
 

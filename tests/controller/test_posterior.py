@@ -47,6 +47,32 @@ def test_drift_resets_within_six_observations() -> None:
     assert back.correction(0.0).factor == pytest.approx(1.0, rel=0.15)
 
 
+def test_two_in_a_row_are_a_change_once_the_level_is_known() -> None:
+    settled = observe(LogRatioPosterior.fresh(PRIOR), [0.0, 0.1, -0.1] * 10)
+    assert observe(settled, [math.log(4.0)] * 2).resets == 1
+
+
+def test_a_profile_that_two_observations_contradict_does_not_hold_them_up() -> None:
+    """Four times slower than profiled: one may be an outlier, two are believed nearly as they are."""
+    fresh = LogRatioPosterior.fresh(PRIOR)
+    once, twice = (observe(fresh, [math.log(4.0)] * count).correction(0.0).mean_log for count in (1, 2))
+    assert once < 0.5 * math.log(4.0)
+    assert twice > 0.75 * math.log(4.0)
+    # What the prior explains moves it as it always did.
+    usual = observe(fresh, [0.2] * 2).correction(0.0).mean_log
+    assert usual == pytest.approx(0.2 * 2 / (2 + 0.25**2 / 0.2**2), rel=0.1)
+
+
+def test_what_is_doubted_moves_nothing_until_it_lasts() -> None:
+    settled = observe(LogRatioPosterior.fresh(PRIOR), [0.0, 0.1, -0.1] * 10)
+    doubted = settled
+    for _ in range(2):
+        doubted = doubted.observe(1.5, 0.0, doubt_log=0.7)
+    assert doubted.correction(0.0) == settled.correction(0.0)
+    assert doubted.resets == 0
+    assert doubted.observe(1.5, 0.0, doubt_log=0.7).correction(0.0).mean_log > 1.2
+
+
 def test_one_outlier_is_no_change() -> None:
     settled = observe(LogRatioPosterior.fresh(PRIOR), [0.0] * 30)
     assert observe(settled, [math.log(50.0)]).resets == 0

@@ -147,6 +147,15 @@ def test_a_tensor_keeps_its_shape_and_its_bytes(rule: BlockRule, per_row: bool) 
     assert torch.equal(held.units() * 1024, (held.units() * 1024).round())
 
 
+@pytest.mark.parametrize("use_native", [False, True])
+def test_parts_that_agree_on_a_peak_are_the_whole(use_native: bool) -> None:
+    x = gaussian(40, 64)
+    whole = NVFP4Tensor.quantise(x, use_native=use_native)
+    parts = [NVFP4Tensor.quantise(part, peak=whole.peak, use_native=use_native) for part in x.split(16)]
+    assert torch.equal(torch.cat([part.packed for part in parts]), whole.packed)
+    assert torch.equal(torch.cat([part.dequantise() for part in parts]), whole.dequantise())
+
+
 def test_fp8_rows_have_the_published_error_and_stand_alone() -> None:
     x = gaussian(128, 256)
     held = FP8Rows.quantise(x)

@@ -47,13 +47,11 @@ def test_libraries_differ_in_ties_only(library: Callable[[Tensor], Quantised], t
         x = x / (sum(part.square() for part in tail) / 3).sqrt()
     packed, scales, values = library(x)
     ours = NVFP4Tensor.quantise(x)
-    same = scales == ours.block_scales
-    assert float((~same).float().mean()) < (0.001 if not tailed else 0.02)
+    assert torch.equal(scales, ours.block_scales)
     codes, our_codes = unpack_codes(packed), unpack_codes(ours.packed)
-    # Where the scale is the same; a negative zero is a zero.
-    kept = same.repeat_interleave(16, 1)
-    differing = (codes != our_codes) & ~((codes & 7 == 0) & (our_codes & 7 == 0)) & kept
-    assert int(differing.sum()) < 400
+    # A negative zero is a zero.
+    differing = (codes != our_codes) & ~((codes & 7 == 0) & (our_codes & 7 == 0))
+    assert int(differing.sum()) < 200
     assert (((codes & 7).int() - (our_codes & 7).int()).abs()[differing] == 1).all()
-    step = (ours.dequantise() - values).abs()[kept & ~differing]
-    assert float(step.max()) <= 1e-5 * float(x.abs().max())
+    off = (ours.dequantise() - values).abs()[~differing]
+    assert float(off.max()) <= 1e-5 * float(x.abs().max())

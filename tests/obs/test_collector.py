@@ -19,7 +19,9 @@ def test_a_scrape_shows_the_counts_of_that_moment() -> None:
     metrics = Metrics()
     agents = [AgentLabel("sglang", "prefill", "attached")]
     reloads = {"accepted": 1}
-    metrics.registry.register(PartsCollector(lambda: agents, lambda: {("streams", ""): 3}, lambda: reloads))
+    metrics.registry.register(
+        PartsCollector(lambda: agents, lambda: {("streams", ""): 3}, lambda: reloads, lambda: {"breach": 2})
+    )
     agents.append(AgentLabel("sglang", "prefill", "attached"))
     reloads["refused"] = 2
     shown = metrics.exposition().decode()

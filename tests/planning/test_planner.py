@@ -10,17 +10,18 @@ from pathlib import Path as FilePath
 import pytest
 
 from controld.candidates.profile import Profile, StageTime
-from controld.contract.clock import ManualClock
+from controld.contract.clock import ManualClock, SystemClock
 from controld.contract.configuration import Configuration
 from controld.contract.decision import ClassRule
 from controld.contract.effect import Effect, Half, Path, Verdict
+from controld.controller.plan import Plan
 from controld.fleet.identity import AgentIdentity
 from controld.fleet.published import Selector
 from controld.fleet.server import FleetServer
 from controld.obs.metrics import Metrics
 from controld.planning.learning import Learning
 from controld.planning.plane import Place, observe_place
-from controld.planning.planner import Planner
+from controld.planning.planner import LOOK_S, Planner
 from controld.policy.model import (
     GuardPolicy,
     Objective,
@@ -271,3 +272,30 @@ async def test_a_profile_that_cannot_be_read_is_left_out(house: House) -> None:
     await house.keep(profile())
     assert await house.planner.plan_once() == 1
     assert house.arm("chat", 20e6, 2.5e6) == CODED.config_id
+
+
+async def test_a_surprise_is_planned_for_at_once_and_other_news_wait(house: House) -> None:
+    """With an interval of an hour, only what contradicts the plan in force makes another one while this test runs."""
+    planner = Planner(lambda: house.policies, house.store, house.fleet, Metrics(), SystemClock(), interval_s=3600.0)
+    planner.learning.for_selector(SELECTOR).place = PLACE
+    await house.keep(profile())
+    await planner.start()
+    await planner.learning.enroll(SELECTOR, "prefill-0")
+
+    async def another_plan_than(before: Plan) -> Plan:
+        async with asyncio.timeout(10):
+            while planner.plans[SELECTOR] is before:
+                await asyncio.sleep(LOOK_S / 10)
+        return planner.plans[SELECTOR]
+
+    planner.wake()
+    plan = await another_plan_than(planner.plans[SELECTOR])
+    await house.happen(effect(1, encode_s=0.071, decode_s=0.071))
+    planner.wake()
+    await asyncio.sleep(3 * LOOK_S)
+    assert planner.learning.position == 1, "it was learned"
+    assert planner.plans[SELECTOR] is plan, "and was as predicted: it can wait"
+    await house.happen(effect(2, encode_s=9.0), first_seq=2)
+    planner.wake()
+    assert await another_plan_than(plan) is not plan
+    await planner.stop()

@@ -190,3 +190,25 @@ async def test_the_policy_s_share_is_in_the_published_table_and_follows_an_edit(
     house.policies = policies(sample_share=0.0, generation=3)
     assert await house.planner.plan_once() == 1
     assert share() == 0.0
+
+
+async def test_a_restart_writes_no_pin_down_again_but_one_that_was_not_yet(house: House) -> None:
+    await house.send(0.12, times=3)
+    assert len(await house.audited(AuditEvent.ARM_PINNED_OFF)) == 1
+    await house.kill_and_restart()
+    await house.planner.plan_once()
+    assert house.arm("chat") == RAW
+    assert len(await house.audited(AuditEvent.ARM_PINNED_OFF)) == 1
+
+    await house.planner.release(CODED.config_id, "chat")
+    await house.planner.plan_once()
+    house.planner.plan_once = no_plan  # type: ignore[method-assign]
+    await house.send(0.12, times=3)  # durable effects, and the daemon dies before it looks at them
+    await house.kill_and_restart()
+    await house.planner.plan_once()
+    assert house.arm("chat") == RAW
+    assert len(await house.audited(AuditEvent.ARM_PINNED_OFF)) == 2
+
+
+async def no_plan() -> int:
+    return 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from controld.contract.clock import SystemClock
+from controld.contract.decision import RAW
 from controld.contract.effect import Half
 from controld.contract.effect import Path as EffectPath
 from controld.contract.telemetry import LinkEstimate
@@ -22,7 +23,7 @@ from controld.planning.plane import table_requests
 from controld.planning.planner import Planner
 from controld.planning.sharing import SHARE_STEP, offered_shares
 from controld.planning.tenants import HALF_LIFE_S, TenantLedger, slowdown_of
-from controld.policy.model import Policy, PolicySet, Tenant
+from controld.policy.model import Objective, Policy, PolicySet, Tenant
 from controld.store.records import EffectRecord
 from controld.store.sqlite import SqliteStore
 from dataplanes.agent import Agent, AgentIdentity, AgentTiming
@@ -74,12 +75,29 @@ def test_a_share_stays_until_it_moved_by_a_step_and_while_nobody_offers_anything
     assert offered_shares(policy, [], before) == before
 
 
-def test_nothing_is_said_of_one_tenant_or_by_agents_that_do_not_tell(policy: Policy) -> None:
-    one = policy_set(service_class("chat")).policies[0]
-    assert offered_shares(one, [link(chat=1.0, default=1.0)], {}) == {}
+def test_nothing_is_said_of_one_class_or_by_agents_that_do_not_tell(policy: Policy) -> None:
+    one = policy_set().policies[0]
+    assert [each.name for each in one.classes] == ["default"]
+    assert offered_shares(one, [link(default=1.0)], {}) == {}
     assert offered_shares(policy, [LinkEstimate(tier="pd", link_group="default", offered_bytes_per_s=5.0)], {}) == {}
     assert offered_shares(policy, [link(chat=1e6)], {"gone": 1.0}).keys() == {"chat", "default"}
     assert offered_shares(policy, [], {"gone": 1.0}) == {}
+
+
+def test_classes_of_one_tenant_share_an_overloaded_link_by_quality_too() -> None:
+    """Raw for both does not fit, coded for both wastes quality: the first class may stay raw, the second is capped."""
+    classes = tuple(service_class(name, objective=Objective.QUALITY, explore_share=0.0) for name in ("chat", "default"))
+    policy = replace(policy_set().policies[0], classes=classes)
+    shares = offered_shares(policy, [link(chat=1e6, default=1e6)], {})
+    assert shares == pytest.approx({"chat": 0.5, "default": 0.5})
+
+    def choices(offered: dict[str, dict[str, float]]) -> dict[str, str]:
+        table = decide(table_requests(policy, PLACE, [profile()], {}, offered)).tables[0].decision_table(version=1)
+        where = {"size_bytes": 20e6, "bandwidth_bytes_per_s": 2.5e6, "load": 1.2}
+        return {name: table.draw("x", name, **where).arm.arm_id for name in ("chat", "default")}
+
+    assert choices({"pd": shares}) == {"chat": RAW, "default": CODED.config_id}
+    assert choices({}) == {"chat": CODED.config_id, "default": CODED.config_id}
 
 
 def test_a_slowdown_is_the_time_over_the_time_alone(plan: Plan) -> None:

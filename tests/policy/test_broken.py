@@ -26,7 +26,7 @@ EXPECTED = {
     "unit_missing": '15:13: classes[0].slo.ttft: "300" has no unit (write 300ms or 0.3s)',
     "unknown_key": "15:5: classes[0].max_quality_los_nats: unknown key (did you mean max_quality_loss_nats?)",
     "unknown_tenant": '10:13: classes[0].tenant: there is no tenant "acmee" (did you mean acme?)',
-    "weight_zero": "6:26: tenants[0].weight: 0 is not above 0",
+    "weight_zero": "6:26: tenants[0].weight: 0 is below 1e-06",
     "wrong_tier": '13:17: classes[0].tiers[1]: planes of kind sglang have no tier "video" (tiers: pd, prefix_store)',
 }
 

@@ -66,7 +66,8 @@ def test_the_example_policies_of_the_repository_are_right() -> None:
         ("10Gbit", "-1Gbit", 'links.default.rate: "-1Gbit" is negative'),
         ("10Gbit", "[1]", "5:25: links.default.rate: must be a number with a unit, not a list"),
         ("default: {rate", "'a b': {rate", '5:9: links.a b: unknown key (known: default)'),
-        ("weight: 3", "weight: -1", "7:26: tenants[0].weight: -1 is not above 0"),
+        ("weight: 3", "weight: -1", "7:26: tenants[0].weight: -1 is below 1e-06"),
+        ("weight: 3", "weight: 1e-320", "7:26: tenants[0].weight: 1e-320 is below 1e-06"),
         ("weight: 3", "weight: true", "7:26: tenants[0].weight: must be a number, not true"),
         ("weight: 3", 'weight: "3"', '7:26: tenants[0].weight: must be a number, not "3"'),
         ("weight: 3", "weight: .nan", "7:26: tenants[0].weight: .nan is not a finite number"),
@@ -155,7 +156,7 @@ def test_all_problems_of_all_files_are_reported_at_once(good: str) -> None:
         'a.yaml:15:17: classes[0].slo.ttft: "300" has no unit (write 300ms or 0.3s)',
         "a.yaml:18:5: classes[1]: has no match, so no request would ever belong to it (give match: {extra_key: ...})",
         "b.yaml:4:9: select: selects the same planes as another policy (first at a.yaml:4:9) (merge the two)",
-        "b.yaml:7:26: tenants[0].weight: 0 is not above 0",
+        "b.yaml:7:26: tenants[0].weight: 0 is below 1e-06",
         "c.yaml:1:1: the file must be a mapping",
     ]  # fmt: skip
 

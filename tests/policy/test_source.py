@@ -172,3 +172,18 @@ def test_each_state_of_the_files_is_tried_once(directory: Path, good: str) -> No
     assert source.is_touched() is None
     file.write_text(good)
     assert source.is_touched() is not None
+
+
+def test_damaged_last_good_policies_are_set_aside_and_said(directory: Path, tmp_path: Path) -> None:
+    PolicySource(directory, kept(tmp_path)).load_initial()
+    file = tmp_path / "state" / "last_good_policies.json"
+    whole = file.read_text()
+    healthy = PolicySource(directory, kept(tmp_path))
+    healthy.load_initial()
+    assert healthy.last_good_problem == ""
+    file.write_text(whole[: len(whole) // 2])
+    source = PolicySource(directory, kept(tmp_path))
+    assert source.load_initial().accepted
+    assert "damaged" in source.last_good_problem and "last_good_policies.damaged" in source.last_good_problem
+    assert source.reload().accepted
+    assert source.last_good_problem, "as long as this process lives"

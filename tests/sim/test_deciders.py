@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from controld.contract.decision import RAW
+from controld.contract.estimators import SET_UP_MARGIN
 from controld.controller.grid import Grid
+from controld.controller.pacing import CREDIT, CREDIT_INTERVALS
 from controld.sim.arrivals import TrafficClass, generate, one_after_another
 from controld.sim.deciders.base import Menu, Situation
 from controld.sim.deciders.fixed import StaticArm
@@ -127,15 +129,29 @@ def test_the_controller_is_raw_until_a_link_is_known(world_of: Build, request_fo
     )  # fmt: skip
     assert blind.records[0].arm_id == RAW and blind.records[0].bandwidth_bytes_per_s == 0.0
     assert told.records[0].arm_id != RAW and told.records[0].bandwidth_bytes_per_s == 2e6
-    # The first span is the connection's set-up and does not count; from the third transfer on the estimate is used.
-    assert all(record.arm_id != RAW for record in blind.records[3:])
+    # The first span is the connection's set-up: a lower bound, that the second transfer is drawn with.
+    seen = blind.records[0].raw_bytes / blind.records[0].wire_s
+    assert blind.records[1].bandwidth_bytes_per_s == pytest.approx(SET_UP_MARGIN * seen, rel=0.1)
+    assert all(record.arm_id != RAW for record in blind.records[1:])
 
 
-def test_the_controller_plans_at_most_once_a_second(world_of: Build, request_for: Build) -> None:
+def test_a_surprise_does_not_wait_for_the_next_second(
+    world_of: Build, request_for: Build, arms: tuple[str, ...]
+) -> None:
+    """Twenty transfers a second, and the arm in use turns 4x slower: left within six, not within twenty."""
+    turns = Drift(factor=4.0, arm_id=arms[1], from_transfer=100)
+    controller = ProductionController(request_for(prior_bandwidth_bytes_per_s=125e6), grid=SMALL_GRID)
+    arrivals = one_after_another([TrafficClass(median_bytes=4e6)], count=140, pause_s=0.02, seed=1)
+    run = simulate(world_of(125e6, drifts=(turns,)), arrivals, controller, in_flight=1)
+    assert run.records[99].arm_id == arms[1]
+    assert all(record.arm_id != arms[1] or record.explored for record in run.records[106:])
+
+
+def test_the_controller_plans_about_once_a_second(world_of: Build, request_for: Build) -> None:
     controller = ProductionController(request_for(), grid=SMALL_GRID)
     arrivals = generate([TrafficClass(median_bytes=2e6)], count=100, gap_s=0.1, seed=1)
     run = simulate(world_of(1e9), arrivals, controller)
-    assert controller.plans <= run.records[-1].finished_s + 2
+    assert controller.plans <= (run.records[-1].finished_s + 2) * (1 + 1 / CREDIT_INTERVALS) + CREDIT
     assert controller.learner.evidence > 80
 
 

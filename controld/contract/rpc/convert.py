@@ -53,7 +53,15 @@ def decision_table_to_proto(table: DecisionTable) -> pb.DecisionTable:
             )
             for arm in table.arms
         ],
-        mixtures=[pb.Mixture(arms=mixture.arms, weights=mixture.weights) for mixture in table.mixtures],
+        mixtures=[
+            pb.Mixture(
+                arms=mixture.arms,
+                weights=mixture.weights,
+                raw_below_s=mixture.raw_below_s,
+                raw_below_s_per_byte=mixture.raw_below_s_per_byte,
+            )
+            for mixture in table.mixtures
+        ],
         cells=table.cells,
         prior_bandwidth_bytes_per_s=table.prior_bandwidth_bytes_per_s,
         guard_sample=table.guard_sample,
@@ -81,7 +89,9 @@ def decision_table_from_proto(message: pb.DecisionTable, *, version: int) -> Dec
             Arm(arm.arm_id, Configuration.from_json(arm.configuration_json) if arm.configuration_json else None)
             for arm in message.arms
         ),
-        mixtures=tuple(Mixture(tuple(m.arms), tuple(m.weights)) for m in message.mixtures),
+        mixtures=tuple(
+            Mixture(tuple(m.arms), tuple(m.weights), m.raw_below_s, m.raw_below_s_per_byte) for m in message.mixtures
+        ),
         cells=tuple(message.cells),
         prior_bandwidth_bytes_per_s=message.prior_bandwidth_bytes_per_s,
         guard_sample=message.guard_sample,

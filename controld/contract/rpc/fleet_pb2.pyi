@@ -207,12 +207,16 @@ class Arm(_message.Message):
     def __init__(self, arm_id: _Optional[str] = ..., configuration_json: _Optional[str] = ...) -> None: ...
 
 class Mixture(_message.Message):
-    __slots__ = ("arms", "weights")
+    __slots__ = ("arms", "weights", "raw_below_s", "raw_below_s_per_byte")
     ARMS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    RAW_BELOW_S_FIELD_NUMBER: _ClassVar[int]
+    RAW_BELOW_S_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
     arms: _containers.RepeatedScalarFieldContainer[int]
     weights: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, arms: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
+    raw_below_s: float
+    raw_below_s_per_byte: float
+    def __init__(self, arms: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ..., raw_below_s: _Optional[float] = ..., raw_below_s_per_byte: _Optional[float] = ...) -> None: ...
 
 class ClassRules(_message.Message):
     __slots__ = ("rules", "tenants")

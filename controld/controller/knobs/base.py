@@ -6,7 +6,7 @@ arrays of sizes, bandwidths and loads, and a prediction as arrays of seconds. A 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -90,6 +90,10 @@ class StageModels:
     def __len__(self) -> int:
         return len(self.wire_share)
 
+    def rows(self, index: NDArray[np.intp]) -> StageModels:
+        """Some of the arms."""
+        return StageModels(**{each.name: getattr(self, each.name)[index] for each in fields(self)})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
@@ -138,16 +142,68 @@ def queue(server_s: Array, transfers_per_s: Array, share: float, other_work: Arr
     The wait is S rho / (2 (1 - rho)), where S is the mean service time over all classes, which is rho divided by the
     transfers per second; infinite where rho is at least 1. For the arguments see `Prediction` and `Knob.predict`.
     """
+    offered = share * transfers_per_s
     if other_work is None:
-        rho = (share * transfers_per_s) * server_s.max(axis=0)
+        rho = offered * server_s.max(axis=0)
     else:
-        rho = (share * transfers_per_s) * server_s[0] + other_work[0]
-        for index in range(1, len(server_s)):
-            np.maximum(rho, (share * transfers_per_s) * server_s[index] + other_work[index], out=rho)
-    stable = rho < 1.0
-    room = np.where(stable, 1.0 - rho, 1.0)
-    mean_service = rho / np.maximum(transfers_per_s, 1e-12)
-    return rho, np.where(stable, mean_service * rho / (2.0 * room), np.inf)
+        first, *others = busiest_servers(server_s, other_work)
+        rho = offered * server_s[first] + other_work[first]
+        for index in others:
+            np.maximum(rho, offered * server_s[index] + other_work[index], out=rho)
+    # In place: an array of every arm in every cell is large, and a new one costs more than the arithmetic.
+    wait = rho / np.maximum(transfers_per_s, 1e-12)
+    wait *= rho
+    room = np.subtract(1.0, rho)
+    np.maximum(room, 0.0, out=room)
+    room *= 2.0
+    with np.errstate(divide="ignore"):
+        # A server that never rests leaves no room: something over zero, which is infinite.
+        wait /= room
+    return rho, wait
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtRest:
+    """A prediction's part that no load changes; for the shapes see `Prediction`."""
+
+    encode_s: Array
+    wire_s: Array
+    decode_s: Array
+    service_s: Array
+    server_s: Array
+
+    def under_load(self, context: Context, share: float, other_work: Array | None) -> Prediction:
+        """With the waiting that the context's loads make. See `Knob.predict`."""
+        size = context.sizes_bytes[None, :, None, None]
+        bandwidth = context.bandwidths_bytes_per_s[None, None, :, None]
+        transfers_per_s = context.loads[None, None, None, :] * (bandwidth / size)
+        rho, wait = queue(self.server_s, transfers_per_s, share, other_work)
+        return Prediction(
+            encode_s=self.encode_s,
+            wire_s=self.wire_s,
+            decode_s=self.decode_s,
+            service_s=self.service_s,
+            server_s=self.server_s,
+            transfers_per_s=transfers_per_s,
+            rho=rho,
+            wait_s=wait,
+            total_s=wait + self.service_s,
+        )
+
+
+def busiest_servers(server_s: Array, other_work: Array | None) -> list[int]:
+    """The servers that can be the busiest one in any cell: one that is nowhere busier than another is left out.
+
+    So the usual connection that carries one transfer at a time stands for all servers. For the arguments see `queue`.
+    """
+    largest = int(np.argmax(server_s.reshape(len(server_s), -1).sum(axis=1)))
+
+    def covered(index: int) -> bool:
+        return bool(np.all(server_s[largest] >= server_s[index])) and (
+            other_work is None or bool(np.all(other_work[largest] >= other_work[index]))
+        )
+
+    return [index for index in range(len(server_s)) if index == largest or not covered(index)]
 
 
 class Knob(Protocol):
@@ -172,6 +228,10 @@ class Knob(Protocol):
         """The parameters, JSON-ready; with the name, what `tiers.knob_from_document` makes the knob of."""
         ...
 
+    def at_rest(self, models: StageModels, factors: Array, context: Context) -> AtRest:
+        """What every arm costs at every size and bandwidth on an idle link, and takes of each server."""
+        ...
+
     def predict(
         self,
         models: StageModels,
@@ -181,12 +241,27 @@ class Knob(Protocol):
         share: float = 1.0,
         other_work: Array | None = None,
     ) -> Prediction:
-        """Costs of every arm in every context.
+        """Costs of every arm in every context: `at_rest` and `AtRest.under_load`.
 
         Args:
             factors: multipliers by arm and stage, shape [arms, stages].
             share: this class's share of the offered bytes.
             other_work: offered work of all other classes, shape [servers, 1, S, B, L].
+        """
+        ...
+
+    def break_even_raw_s(
+        self, models: StageModels, factors: Array, sizes_bytes: Array, *, margin: float
+    ) -> Array | None:
+        """From which size / bandwidth on an arm is quicker than raw by a factor of `margin`, and on every slower link.
+
+        Args:
+            factors: multipliers by arm and stage, shape [arms, stages].
+            sizes_bytes: shape [sizes].
+
+        Returns:
+            Seconds, shape [arms, sizes], infinite where an arm is so on no link; None where a knob cannot tell for
+            every load.
         """
         ...
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from controld.controller.knobs.base import STAGES, Array, Context, Prediction, Stage, StageModels, queue
+from controld.controller.knobs.base import STAGES, Array, Context, Stage, StageModels
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -24,13 +24,9 @@ def column(values: NDArray[_Scalar]) -> NDArray[_Scalar]:
     return values[:, None, None, None]
 
 
-def axes(context: Context) -> tuple[Array, Array, Array]:
-    """Sizes, bandwidths and loads, each along its own one of the last three of four axes."""
-    return (
-        context.sizes_bytes[None, :, None, None],
-        context.bandwidths_bytes_per_s[None, None, :, None],
-        context.loads[None, None, None, :],
-    )
+def axes(context: Context) -> tuple[Array, Array]:
+    """Sizes and bandwidths, each along its own one of the last three of four axes; the last is for loads."""
+    return context.sizes_bytes[None, :, None, None], context.bandwidths_bytes_per_s[None, None, :, None]
 
 
 def chunk_counts(framed: NDArray[np.bool_], size: Array, chunk_bytes: float) -> Array:
@@ -57,40 +53,12 @@ def wire_seconds(models: StageModels, factors: Array, size: Array, bandwidth: Ar
     return column(models.wire_share * factors[:, BYTES] * factors[:, WIRE]) * (size / bandwidth)
 
 
-def prediction(
-    *,
-    encode: Array,
-    wire: Array,
-    decode: Array,
-    service: Array,
-    servers: Sequence[Array | float],
-    context: Context,
-    share: float,
-    other_work: Array | None,
-) -> Prediction:
-    """What the seconds of each stage and of the whole come to where other transfers queue, too.
-
-    Args:
-        servers: seconds that a transfer takes of each server, in the order of `Knob.work_stages`.
-        context, share, other_work: see `Knob.predict`.
-    """
-    size, bandwidth, load = axes(context)
-    transfers_per_s = load * (bandwidth / size)
-    server = np.zeros((len(servers), *service.shape))
+def work_of_servers(servers: Sequence[Array | float], shape: tuple[int, ...]) -> Array:
+    """Seconds that a transfer takes of each server, in the order of `Knob.work_stages`: [servers, *shape]."""
+    work = np.zeros((len(servers), *shape))
     for index, seconds in enumerate(servers):
-        server[index] = seconds
-    rho, wait = queue(server, transfers_per_s, share, other_work)
-    return Prediction(
-        encode_s=encode,
-        wire_s=wire,
-        decode_s=decode,
-        service_s=service,
-        server_s=server,
-        transfers_per_s=transfers_per_s,
-        rho=rho,
-        wait_s=wait,
-        total_s=wait + service,
-    )
+        work[index] = seconds
+    return work
 
 
 def coded_stage_seconds(

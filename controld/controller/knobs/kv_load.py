@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from controld.controller.knobs.base import Array, Context, Prediction, Stage, StageModels
+from controld.controller.knobs.base import Array, AtRest, Context, Prediction, Stage, StageModels
 from controld.controller.knobs.chunked import (
     ENCODE,
     WIRE,
@@ -24,8 +24,8 @@ from controld.controller.knobs.chunked import (
     column,
     decode_seconds,
     overlapped,
-    prediction,
     wire_seconds,
+    work_of_servers,
 )
 
 _LEAST_S = 1e-9
@@ -68,17 +68,9 @@ class KvLoad:
             "switch_cost_s": self.switch_cost_s,
         }
 
-    def predict(
-        self,
-        models: StageModels,
-        factors: Array,
-        context: Context,
-        *,
-        share: float = 1.0,
-        other_work: Array | None = None,
-    ) -> Prediction:
-        """See `Knob.predict`; `encode_s` is the prefill of the arm that computes, and raw's own overhead."""
-        size, bandwidth, _ = axes(context)
+    def at_rest(self, models: StageModels, factors: Array, context: Context) -> AtRest:
+        """See `Knob.at_rest`; `encode_s` is the prefill of the arm that computes, and raw's own overhead."""
+        size, bandwidth = axes(context)
         framed, computes = column(models.framed), column(models.wire_share) == 0
         chunks = chunk_counts(framed, size, self.chunk_bytes)
         own = column(models.encode_a_s) + size * (
@@ -91,16 +83,32 @@ class KvLoad:
         piped = self.latency_s + own + overlapped((wire, decode), chunks)
         service = np.where(computes, np.maximum(own, _LEAST_S), piped)
         connection = np.where(computes, 0.0, service) if self.exclusive_connection else 0.0
-        return prediction(
-            encode=np.broadcast_to(own, wire.shape),
-            wire=wire,
-            decode=decode,
-            service=service,
-            servers=(np.where(computes, own, 0.0), wire, decode, connection),
-            context=context,
-            share=share,
-            other_work=other_work,
+        servers = (np.where(computes, own, 0.0), wire, decode, connection)
+        return AtRest(
+            encode_s=np.broadcast_to(own, wire.shape),
+            wire_s=wire,
+            decode_s=decode,
+            service_s=service,
+            server_s=work_of_servers(servers, service.shape),
         )
+
+    def predict(
+        self,
+        models: StageModels,
+        factors: Array,
+        context: Context,
+        *,
+        share: float = 1.0,
+        other_work: Array | None = None,
+    ) -> Prediction:
+        """See `Knob.predict`."""
+        return self.at_rest(models, factors, context).under_load(context, share, other_work)
+
+    def break_even_raw_s(
+        self, models: StageModels, factors: Array, sizes_bytes: Array, *, margin: float
+    ) -> Array | None:
+        """See `Knob.break_even_raw_s`. Which stage is the busiest depends on the load, and with it who is quicker."""
+        return None
 
     def stage_seconds(
         self, models: StageModels, arm: int, *, raw_bytes: float, wire_bytes: float, bandwidth: float

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from controld.controller.envelope import Lines
-from controld.controller.knobs.base import Array, Context, Prediction, Stage, StageModels
+from controld.controller.knobs.base import Array, AtRest, Context, Prediction, Stage, StageModels
 from controld.controller.knobs.chunked import (
     BYTES,
     DECODE,
@@ -28,8 +28,8 @@ from controld.controller.knobs.chunked import (
     column,
     decode_seconds,
     overlapped,
-    prediction,
     wire_seconds,
+    work_of_servers,
 )
 
 
@@ -66,6 +66,25 @@ class KvTransfer:
             "switch_cost_s": self.switch_cost_s,
         }
 
+    def at_rest(self, models: StageModels, factors: Array, context: Context) -> AtRest:
+        """See `Knob.at_rest`."""
+        size, bandwidth = axes(context)
+        chunks = chunk_counts(column(models.framed), size, self.chunk_bytes)
+        # What raw pays beside the wire is part of what its effects report as wire, so both take the wire's correction.
+        encode_factor = np.where(models.framed, factors[:, ENCODE], factors[:, WIRE])
+        encode = column(encode_factor) * (column(models.encode_a_s) + size * column(models.encode_b_s_per_byte))
+        decode = decode_seconds(models, factors, size)
+        wire = wire_seconds(models, factors, size, bandwidth)
+        service = self.rtt_s + overlapped((encode, wire, decode), chunks)
+        servers = (encode, wire, decode, service if self.exclusive_connection else 0.0)
+        return AtRest(
+            encode_s=encode,
+            wire_s=wire,
+            decode_s=decode,
+            service_s=service,
+            server_s=work_of_servers(servers, service.shape),
+        )
+
     def predict(
         self,
         models: StageModels,
@@ -76,24 +95,7 @@ class KvTransfer:
         other_work: Array | None = None,
     ) -> Prediction:
         """See `Knob.predict`."""
-        size, bandwidth, _ = axes(context)
-        chunks = chunk_counts(column(models.framed), size, self.chunk_bytes)
-        # What raw pays beside the wire is part of what its effects report as wire, so both take the wire's correction.
-        encode_factor = np.where(models.framed, factors[:, ENCODE], factors[:, WIRE])
-        encode = column(encode_factor) * (column(models.encode_a_s) + size * column(models.encode_b_s_per_byte))
-        decode = decode_seconds(models, factors, size)
-        wire = wire_seconds(models, factors, size, bandwidth)
-        service = self.rtt_s + overlapped((encode, wire, decode), chunks)
-        return prediction(
-            encode=encode,
-            wire=wire,
-            decode=decode,
-            service=service,
-            servers=(encode, wire, decode, service if self.exclusive_connection else 0.0),
-            context=context,
-            share=share,
-            other_work=other_work,
-        )
+        return self.at_rest(models, factors, context).under_load(context, share, other_work)
 
     def lines(self, models: StageModels, factors: Array, sizes_bytes: Array) -> Lines:
         """The arms at rest as maxima of two lines over 1 / bandwidth: bound by the slower codec stage, or by the wire.
@@ -113,6 +115,22 @@ class KvTransfer:
             intercept_s=self.rtt_s + np.stack([codec_bound, (encode + decode) / chunks], axis=1),
             slope_bytes=np.stack([wire_bytes / chunks, wire_bytes], axis=1),
         )
+
+    def break_even_raw_s(
+        self, models: StageModels, factors: Array, sizes_bytes: Array, *, margin: float
+    ) -> Array | None:
+        """See `Knob.break_even_raw_s`; raw is the first arm.
+
+        Where a connection serves one transfer at a time it is the busiest server, and its work is the service time: an
+        arm that is quicker at rest waits less, too, under every load. Otherwise that is not so.
+        """
+        if not self.exclusive_connection:
+            return None
+        lines = self.lines(models, factors, sizes_bytes)
+        behind_s = margin * lines.intercept_s - lines.intercept_s[:1]
+        saved_bytes = lines.slope_bytes[:1] - margin * lines.slope_bytes
+        x = np.where(saved_bytes > 0, behind_s / np.where(saved_bytes > 0, saved_bytes, 1.0), np.inf)
+        return np.asarray(np.maximum(x, 0.0).max(axis=1) * sizes_bytes)
 
     def stage_seconds(
         self, models: StageModels, arm: int, *, raw_bytes: float, wire_bytes: float, bandwidth: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controld.contract.estimators import BandwidthEstimator, LoadEstimator
+from controld.contract.estimators import BandwidthEstimator, LoadEstimator, first_guess_bytes_per_s
 
 TICK_S = 1.0
 """How often an agent lets its estimates age."""
@@ -39,12 +39,12 @@ class LinkView:
         self._is_new = True
 
     def bandwidth_bytes_per_s(self, now_s: float) -> float:
-        """The estimate, else the prior; 0 where nothing is known."""
+        """The estimate, else the first guess; 0 where nothing is known."""
         if self._is_new:
             self._is_new = False
             estimate = self._bandwidth.estimate(now_s)
             self._seen = estimate.mean if estimate is not None else self._seen
-        return self._seen or self._prior
+        return self._seen or first_guess_bytes_per_s(self._bandwidth.set_up_bytes_per_s, self._prior)
 
     def load(self, now_s: float) -> float:
         """Raw bytes offered per second over bandwidth; as old as the last arrival or tick."""

@@ -2,8 +2,8 @@
 
 What the agent does between them (`dataplanes/agent`) and what the planner does (`controld/planning`) is followed here:
 an arm is drawn from the table in force with the estimates of that moment; raw where no bandwidth is known; an effect
-reaches the daemon a moment after the transfer ended; the daemon plans at most once an interval, compares with the plan
-before, and a new table is in force only if a cell changed.
+reaches the daemon a moment after the transfer ended; the daemon plans when its pace allows (`controller/pacing.py`),
+compares with the plan before, and a new table is in force only if a cell changed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from controld.controller.goals import TableRequest
 from controld.controller.grid import Grid
 from controld.controller.knobs.kv_transfer import KvTransfer
 from controld.controller.learner import Learner
+from controld.controller.pacing import Pace
 from controld.controller.plan import Plan, plan_equal
 from controld.sim.deciders.base import Situation
 from controld.sim.deciders.link_view import LinkView
@@ -39,7 +40,7 @@ class ProductionController:
             corrections and pins.
         knob: the cost model; must be told the world's chunks, round trip and whether a peer has one worker.
         grid: of the tables; `grid_within` makes one that leaves out cells nobody visits.
-        interval_s: the least time between two plans.
+        interval_s: the least time between two plans that no surprise calls for.
         effect_delay_s: until the daemon knows of an effect: the agent's pause and the commit.
         unlearned_classes: classes whose transfers teach nothing, neither the estimators nor the learner.
         name: in tables.
@@ -60,7 +61,7 @@ class ProductionController:
         self._request = request
         self._knob = knob or KvTransfer()
         self._grid = grid or Grid()
-        self._interval_s = interval_s
+        self._pace = Pace(interval_s)
         self._effect_delay_s = effect_delay_s
         self.learner = Learner(request.tier, request.link_group, self._knob)
         self.learner.set_candidates(
@@ -128,7 +129,7 @@ class ProductionController:
             elif news_s <= now_s:
                 _, record = self._news.popleft()
                 self.learner.observe(self._effect(record), UNIX_S + news_s)
-                self._plan_due_s = min(self._plan_due_s, max(news_s, self._planned_s + self._interval_s))
+                self._plan_due_s = min(self._plan_due_s, self._pace.earliest_s(news_s, self.learner.moved_log))
             else:
                 return
 
@@ -141,6 +142,7 @@ class ProductionController:
             self.version += 1
             self._table = plan.tables[0].decision_table(self.version)
         self.plan, self._planned_s = plan, now_s
+        self._pace.planned(now_s)
 
     def _effect(self, record: TransferRecord) -> Effect:
         is_raw = record.arm_id == RAW

@@ -31,9 +31,9 @@ class Probe:
     Args:
         backend: its name.
         precision: what was probed.
-        passed: it ran, and its result was within its bound of the emulated one.
-        error: root mean square of its distance from the emulated result over that result's own; 0: equal; None: it did
-            not run.
+        passed: it ran, and its result was within its bound of that by definition.
+        error: root mean square of its distance from the result by definition over that result's own; None: it did not
+            run.
         speed_ratio: seconds of bf16 over seconds of this back end, side by side; above 1 is faster; None: not measured.
         offer: what it is offered for.
         is_emulated: it computes in another format than the one that it stores.

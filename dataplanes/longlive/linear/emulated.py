@@ -102,7 +102,8 @@ class EmulatedBackend:
         }
     )
     is_emulated = True
-    error_bound = 0.0
+    # Exact sums on a CPU, bf16's rounding elsewhere (0.0017).
+    error_bound = 0.005
 
     def refusal(self, precision: LinearPrecision, device: torch.device) -> str | None:
         """None but for a precision that nothing emulates."""
@@ -131,6 +132,31 @@ class EmulatedBackend:
         if bias is not None:
             product = product + bias.to(product.dtype)
         return product.to(x.dtype).view(*x.shape[:-1], rows.shape[0])
+
+
+def by_definition(x: Tensor, weight: Tensor, bias: Tensor, precision: LinearPrecision) -> Tensor:
+    """What every back end's result is held against: float64 of dequantised inputs and weights, without any kernel.
+
+    Args:
+        x: `[rows, in]`.
+        weight: `[out, in]`.
+        bias: `[out]`.
+        precision: not bf16 weights.
+    """
+    values = (
+        _dequantised(x, precision.activations, precision.block_rule, per_row=True),
+        _dequantised(weight, precision.weights, precision.block_rule, per_row=False),
+    )
+    return values[0] @ values[1].t() + bias.double()
+
+
+def _dequantised(x: Tensor, stored: Precision, rule: BlockRule, *, per_row: bool) -> Tensor:
+    if stored is Precision.FP8:
+        return FP8Rows.quantise(x).dequantise().double()
+    if stored is Precision.NVFP4:
+        held = NVFP4Tensor.quantise(x, rule, per_row=per_row, use_native=False)
+        return held.dequantise(use_native=False).double()
+    return x.double()
 
 
 def _quantised_inputs(x: Tensor, precision: LinearPrecision) -> _Rows:

@@ -1,4 +1,4 @@
-"""Which back end carries which precision here: a self-test against the emulated result and a measurement beside bf16.
+"""Which back end carries which precision here: a self-test against the definition and a measurement beside bf16.
 
 What a library says that it can do is not enough: kernels that are declared and not registered, a scale layout of
 another architecture, and FP8 that is slower than bf16 on the very device that has it were all met in the field.
@@ -18,7 +18,7 @@ from torch.nn import functional
 from controld.contract.errors import FieldError
 from dataplanes.longlive import settings
 from dataplanes.longlive.linear.backend import LinearBackend, Offer, Probe
-from dataplanes.longlive.linear.emulated import EmulatedBackend
+from dataplanes.longlive.linear.emulated import EmulatedBackend, by_definition
 from dataplanes.longlive.linear.four_over_six import FourOverSixBackend
 from dataplanes.longlive.linear.precision import LinearPrecision, Precision
 from dataplanes.longlive.linear.te import TransformerEngineBackend
@@ -184,7 +184,7 @@ def probe(
 def judged(error: float | None, ratio: float | None, *, bound: float, is_emulated: bool) -> tuple[Offer, str]:
     """What for, and why."""
     if error is None or not error <= bound:
-        return Offer.NOTHING, f"self-test: {error} off the emulated result, more than {bound}"
+        return Offer.NOTHING, f"self-test: {error} off the result by definition, more than {bound}"
     if is_emulated:
         return Offer.MEMORY, "emulated"
     if ratio is None or not ratio > 1.0:
@@ -193,15 +193,14 @@ def judged(error: float | None, ratio: float | None, *, bound: float, is_emulate
 
 
 def self_test_error(backend: LinearBackend, precision: LinearPrecision, device: torch.device) -> float:
-    """Root mean square of the distance from the emulated result on a CPU, over that result's.
+    """Root mean square of the distance from the result by definition on a CPU, over that result's.
 
     Every row of the inputs has the same peak, so that one scale for all rows and one for each are the same.
     """
     x, weight, bias = _layer(_SELF_TEST, torch.device("cpu"))
     x = x.clamp(-_PEAK, _PEAK)
     x[:, 0] = _PEAK
-    emulated = EmulatedBackend()
-    expected = emulated.linear(x, emulated.quantise_weight(weight, precision), bias).double()
+    expected = by_definition(x, weight, bias, precision)
     quantised = backend.quantise_weight(weight.to(device), precision)
     result = backend.linear(x.to(device), quantised, bias.to(device)).cpu().double()
     return float((result - expected).norm() / expected.norm())

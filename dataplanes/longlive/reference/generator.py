@@ -216,5 +216,5 @@ def _attention(
     count = query.shape[0]
     turned = rotate(query, cosines[-count:], sines[-count:])
     all_keys = rotate(torch.cat(list(keys)), cosines, sines)
-    heads_first = (x.transpose(0, 1)[None] for x in (turned, all_keys, torch.cat(list(values))))
-    return functional.scaled_dot_product_attention(*heads_first)[0].transpose(0, 1)
+    asked, looked_at, given = (x.transpose(0, 1)[None] for x in (turned, all_keys, torch.cat(list(values))))
+    return functional.scaled_dot_product_attention(asked, looked_at, given)[0].transpose(0, 1)

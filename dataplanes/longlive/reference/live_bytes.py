@@ -11,14 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the storages that operations make inside the `with`, until each is freed.
 
     Slows every operation down: for a warm-up, not for every chunk.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now_bytes = 0
         self.peak_bytes = 0
         self._known: set[int] = set()

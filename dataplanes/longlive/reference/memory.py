@@ -52,7 +52,8 @@ def measure_activations(generator: Generator | RankGroup, limits: CacheLimits, r
             generator.remember(_PROBE_SESSION, ChunkPlace(chunk=chunk), prompt, latents)
         with LiveBytes() as live:
             generator.make(_PROBE_SESSION, ChunkPlace(chunk=limits.window - 1), prompt, 0, 1)
-        return live.peak_bytes
+        peak: int = live.peak_bytes
+        return peak
     finally:
         generator.close(_PROBE_SESSION)
 

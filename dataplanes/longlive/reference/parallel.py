@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed import FileStore, ProcessGroupGloo, ReduceOp
+from torch.distributed import FileStore, ProcessGroupGloo, ReduceOp  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import AllreduceOptions
 
 from dataplanes.longlive.engine import EngineError
@@ -52,7 +52,8 @@ class GlooExchange:
         self.rank = rank
         self.ranks = ranks
         self.sent_bytes = 0
-        self._group = ProcessGroupGloo(FileStore(str(store), ranks), rank, ranks, _WAIT)
+        # Typed as what it is at run time: its stub leaves the functions out.
+        self._group: Any = ProcessGroupGloo(FileStore(str(store), ranks), rank, ranks, _WAIT)
 
     def to_heads(self, x: Tensor) -> Tensor:
         """See `Exchange`."""
@@ -72,7 +73,7 @@ class GlooExchange:
     def largest(self, x: Tensor) -> Tensor:
         """See `Exchange`."""
         result, options = x.clone(), AllreduceOptions()
-        options.reduceOp = ReduceOp.MAX
+        options.reduceOp = ReduceOp.MAX  # type: ignore[assignment]
         self._group.allreduce([result], options).wait()
         self.sent_bytes += x.nbytes * (self.ranks - 1)
         return result

@@ -181,7 +181,7 @@ def _bounce(phases: Tensor) -> Tensor:
 
 def _distance(shape: str, across: Tensor, down: Tensor, radius: float) -> Tensor:
     """About how far outside the shape a pixel lies, negative inside."""
-    across, down = torch.broadcast_tensors(across, down)
+    across, down = across + 0 * down, down + 0 * across
     if shape == "circle":
         return torch.hypot(across, down) - radius
     if shape == "ring":

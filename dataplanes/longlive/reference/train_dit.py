@@ -78,7 +78,8 @@ class Batch:
 @torch.no_grad()
 def build_library(vae: Vae, clips: int, shape: ModelShape, generator: torch.Generator) -> Library:
     """Draw clips and encode them."""
-    latents, words = [], []
+    latents: list[Tensor] = []
+    words: list[Tensor] = []
     frames = 1 + FRAMES_PER_LATENT * (_CLIP_CHUNKS * shape.chunk_latents - 1)
     while len(latents) < clips:
         clip = draw_clip(frames, generator)
@@ -86,7 +87,7 @@ def build_library(vae: Vae, clips: int, shape: ModelShape, generator: torch.Gene
         if other.prompt.is_held_out:
             continue
         encoded = vae.encode(torch.stack([clip.frames(), other.frames()]))
-        latents.append(encoded.unflatten(1, (_CLIP_CHUNKS, shape.chunk_latents)).half())
+        latents.append(encoded.view(2, _CLIP_CHUNKS, shape.chunk_latents, *encoded.shape[2:]).half())
         words.append(torch.stack([prompt_words(clip.prompt), prompt_words(other.prompt)]))
     return Library(torch.stack(latents), torch.stack(words))
 
@@ -139,11 +140,11 @@ def velocity_loss(model: CausalTransformer, batch: Batch, generator: torch.Gener
 
     def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         turned, keys = rotate(query, cosines, sines), rotate(key, cosines, sines)
-        heads_first = (x.transpose(1, 2) for x in (turned, keys, value))
-        return functional.scaled_dot_product_attention(*heads_first, attn_mask=mask).transpose(1, 2)
+        turned, keys, values = (x.transpose(1, 2) for x in (turned, keys, value))
+        return functional.scaled_dot_product_attention(turned, keys, values, attn_mask=mask).transpose(1, 2)
 
     levels = torch.cat([torch.zeros_like(level), level], dim=1)
-    predicted = model(tokens, levels, batch.words.repeat(1, 2, 1), attend)[:, chunks:]
+    predicted: Tensor = model(tokens, levels, batch.words.repeat(1, 2, 1), attend)[:, chunks:]
     error = (predicted - to_tokens(noise - batch.latents)).square().mean((-2, -1))
     return (error * batch.weights).sum() / batch.weights.sum()
 
@@ -202,7 +203,7 @@ def train(
     for step in range(steps):
         loss = velocity_loss(model, draw_batch(library, generator), generator)
         model.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimiser, schedule in zip(optimisers, schedules, strict=True):
             optimiser.step()

@@ -121,9 +121,9 @@ class Decoder(nn.Module):
         wide = functional.interpolate(functional.silu(coarse.flatten(0, 1)), scale_factor=2.0)
         fine, histories[1] = self.fine(self.up(wide).unflatten(0, (batch, count)), histories.get(1))
         pixels = functional.pixel_shuffle(self.spread(functional.silu(fine.flatten(0, 1))), 2)
-        pixels = functional.silu(pixels.unflatten(1, (FRAMES_PER_LATENT, _PIXEL)).flatten(0, 1))
-        frames = self.leave(functional.silu(self.polish(pixels)) + pixels)
-        return frames.unflatten(0, (batch, count * FRAMES_PER_LATENT)) * 0.5 + 0.5
+        pixels = functional.silu(pixels.reshape(-1, _PIXEL, *pixels.shape[2:]))
+        frames: Tensor = self.leave(functional.silu(self.polish(pixels)) + pixels)
+        return frames.view(batch, count * FRAMES_PER_LATENT, *frames.shape[1:]) * 0.5 + 0.5
 
     def stream(self, latents: Tensor, cache: FeatureCache) -> Tensor:
         """Decode the next latent frames of one clip; the same bits for any division into calls.
@@ -155,7 +155,7 @@ class Vae(nn.Module):
 
     def encode(self, frames: Tensor) -> Tensor:
         """Normalised latents `[batch, 1 + n, channels, height, width]` of frames `[batch, 1 + 4 n, 3, ...]`."""
-        mean, _ = self.encoder(frames)
+        mean: Tensor = self.encoder(frames)[0]
         return (mean - self.mean.view(-1, 1, 1)) / self.deviation.view(-1, 1, 1)
 
     def stream(self, latents: Tensor, cache: FeatureCache) -> Tensor:

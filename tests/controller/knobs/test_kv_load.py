@@ -197,7 +197,7 @@ def test_its_time_is_learned_and_survives_a_restart(effect: Build, profile: Buil
     learned = learner.corrections(NOW)
     assert learned[RECOMPUTE][STAGES.index(Stage.ENCODE)].factor == pytest.approx(4.0, rel=0.1)
     assert learned[RAW] == fresh_learner(p).corrections(NOW)[RAW]
-    assert learned[p.arm_id][STAGES.index(Stage.ENCODE)].factor == pytest.approx(1.0, abs=0.02), "no codec was slow"
+    assert learned[p.arm_id][STAGES.index(Stage.ENCODE)].factor == pytest.approx(1.0, abs=0.025), "no codec was slow"
     again = fresh_learner(p)
     again.restore(learner.to_json())
     assert again.corrections(NOW) == learned

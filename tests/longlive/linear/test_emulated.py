@@ -10,11 +10,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from controld.contract.errors import FieldError
-from dataplanes.longlive.linear.emulated import EmulatedBackend
+from dataplanes.longlive.linear.emulated import (
+    EmulatedBackend,
+    _bfloat16_product,
+    _exact_product,
+    _quantised_inputs,
+    by_definition,
+)
 from dataplanes.longlive.linear.precision import BF16, LinearPrecision, Precision
-from dataplanes.numerics.fp8_rows import FP8Rows
 from dataplanes.numerics.nvfp4 import BlockRule
-from dataplanes.numerics.nvfp4_tensor import NVFP4Tensor
 
 torch.set_num_threads(1)
 
@@ -26,23 +30,12 @@ def gaussian(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def values_of(x: Tensor, precision: LinearPrecision, *, is_input: bool) -> Tensor:
-    """float64 of what is left of `x`."""
-    format_ = precision.activations if is_input else precision.weights
-    if format_ is Precision.FP8:
-        rows = FP8Rows.quantise(x)
-        return (rows.codes.double() * rows.scale.double()).view(x.shape)
-    if format_ is Precision.NVFP4:
-        return NVFP4Tensor.quantise(x, precision.block_rule, per_row=is_input).dequantise().double()
-    return x.double()
-
-
 @precisions
 @pytest.mark.parametrize("length", [32, 1040, 2048])
 def test_the_result_is_that_of_the_quantised_values(precision: LinearPrecision, length: int) -> None:
     weight, x, bias = gaussian(40, length), gaussian(2, 7, length, seed=1).bfloat16().float(), gaussian(40, seed=2)
     result = BACKEND.linear(x, BACKEND.quantise_weight(weight, precision), bias)
-    expected = values_of(x, precision, is_input=True) @ values_of(weight, precision, is_input=False).t() + bias.double()
+    expected = by_definition(x.view(14, length), weight, bias, precision).view(2, 7, 40)
     assert result.dtype == x.dtype
     # Steps of two formats are rounded to float32 in one and not in the other.
     assert torch.allclose(result.double(), expected, rtol=1e-6, atol=float(expected.std()) * 2e-6)
@@ -61,6 +54,15 @@ def test_no_split_of_the_rows_changes_a_bit(precision: LinearPrecision, dtype: t
         parts = [BACKEND.linear(part, quantised, bias) for part in x.split(size)]
         assert torch.equal(whole, torch.cat(parts))
     assert torch.equal(whole, BACKEND.linear(x.view(5, 6, -1), quantised, bias).view(30, 16))
+
+
+@precisions
+def test_products_of_other_devices_differ_by_bf16s_rounding(precision: LinearPrecision) -> None:
+    """Run on the CPU."""
+    x, weight = gaussian(40, 512).bfloat16(), BACKEND.quantise_weight(gaussian(64, 512, seed=1), precision)
+    inputs = _quantised_inputs(x, precision)
+    exact, rounded = (product(inputs, weight.rows) for product in (_exact_product, _bfloat16_product))
+    assert 0 < float((rounded - exact).norm() / exact.norm()) < 0.003
 
 
 def test_sums_are_exact_at_their_largest() -> None:

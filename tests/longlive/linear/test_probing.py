@@ -67,7 +67,9 @@ def clock_of(bf16_s: float, other_s: float) -> Iterator[float]:
 def test_the_emulated_one_is_offered_for_memory_at_every_precision() -> None:
     offers = probe_all(CPU, backends=[EmulatedBackend()], size=TINY)
     assert offers.precisions == EmulatedBackend.precisions
-    assert {(found.offer, found.error, found.is_emulated) for found in offers.probes} == {(Offer.MEMORY, 0.0, True)}
+    assert {(found.offer, found.is_emulated) for found in offers.probes} == {(Offer.MEMORY, True)}
+    # What is left is bf16's rounding of the result.
+    assert all(found.error is not None and 0 < found.error < 0.002 for found in offers.probes)
     assert all(found.speed_ratio is not None and found.speed_ratio > 0 for found in offers.probes)
     assert offers.offered == {"torch_emulated": "memory"} and offers.left_out == {}
     assert offers.backend_for(W4A4).name == "torch_emulated"
