@@ -71,12 +71,12 @@ CLAIMS = (
 
 def decoding_part(report: dict[str, Any], checkpoint: str, console: Console, *, quick: bool) -> None:
     """Both cases of who is slower."""
-    chunks, turns = (16, 2) if quick else (32, 8)
+    chunks, turns, most_turns = (16, 2, 3) if quick else (24, 8, 24)
     for name, slow, title in (
         ("decoding", False, "Asynchronous decoding: the transformer is slower"),
         ("slow_decoder", True, "Back-pressure: the decoder is slower (one layer, one step, untrained)"),
     ):
-        report[name] = measure_decoding(chunks, turns, checkpoint, slow_decoder=slow)
+        report[name] = measure_decoding(chunks, turns, checkpoint, most_turns=most_turns, slow_decoder=slow)
         show_decoding(report[name], title, console)
 
 

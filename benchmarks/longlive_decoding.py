@@ -102,10 +102,12 @@ def core_wait_s() -> float:
         return 0.0
 
 
-def measure_decoding(chunks: int, turns: int, checkpoint: str, *, slow_decoder: bool = False) -> dict[str, Any]:
-    """Every mode in every turn, in rotating order; up to twice the turns, until half of them were quiet."""
+def measure_decoding(
+    chunks: int, turns: int, checkpoint: str, *, most_turns: int, slow_decoder: bool = False
+) -> dict[str, Any]:
+    """Every mode in every turn, in rotating order; up to `most_turns`, until half of `turns` were quiet."""
     films: list[dict[str, Film]] = []
-    while len(films) < turns or (2 * sum(map(is_quiet, films)) < turns and len(films) < 2 * turns):
+    while len(films) < turns or (2 * sum(map(is_quiet, films)) < turns and len(films) < most_turns):
         order = [MODES[(len(films) + place) % len(MODES)] for place in range(len(MODES))]
         films.append({mode: film(mode, chunks, checkpoint, slow_decoder=slow_decoder) for mode in order})
     return summarise(films, chunks)
