@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from dataplanes.numerics.fp8 import LARGEST as FP8_LARGEST
-from dataplanes.numerics.nvfp4 import BLOCK, BlockRule, dequantise_by_peak, quantise_by_peak
+from dataplanes.numerics.nvfp4 import BLOCK, BlockRule
+from dataplanes.numerics.nvfp4_tensor import NVFP4Tensor
 
 AgreeOnPeak = Callable[[Tensor], Tensor]
 """The largest of a number over all ranks that hold heads of one tensor."""
@@ -49,42 +50,33 @@ class KvRule:
     plain_dtype: torch.dtype = torch.bfloat16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KvTensor:
     """A stored tensor `[tokens, heads, head_dim]`.
 
     Args:
-        format: which of the others are there.
-        data: values, bytes of e4m3, or two codes to a byte, the first in the low half.
-        block_scale: e4m3 as uint8, `[tokens * heads, head_dim / 16]`.
-        peak: float32 `[1]`, the largest magnitude.
+        data: bfloat16 (or what a test of exactness stores), e4m3, or NVFP4.
+        scale: of e4m3, float32 `[1]`.
         mean: what was subtracted, `[1, heads, head_dim]`.
     """
 
-    format: KvFormat
-    data: Tensor
-    block_scale: Tensor | None = None
-    peak: Tensor | None = None
+    data: Tensor | NVFP4Tensor
+    scale: Tensor | None = None
     mean: Tensor | None = None
 
     @property
     def bytes(self) -> int:
         """What it takes in memory."""
-        held = (self.data, self.block_scale, self.peak, self.mean)
-        return sum(tensor.numel() * tensor.element_size() for tensor in held if tensor is not None)
+        return sum(held.nbytes for held in (self.data, self.scale, self.mean) if held is not None)
 
     def decode(self, dtype: torch.dtype) -> Tensor:
         """`[tokens, heads, head_dim]` in `dtype`."""
-        if self.format is KvFormat.BF16:
-            return self.data.to(dtype)
-        assert self.peak is not None
-        if self.format is KvFormat.FP8:
-            values = self.data.view(torch.float8_e4m3fn).float() * (self.peak / FP8_LARGEST)
+        if isinstance(self.data, NVFP4Tensor):
+            values = self.data.dequantise()
+        elif self.scale is not None:
+            values = self.data.float() * self.scale
         else:
-            assert self.block_scale is not None
-            codes = torch.stack([self.data & 15, self.data >> 4], dim=-1).flatten(-2)
-            rows = dequantise_by_peak(codes.flatten(0, 1), self.block_scale, self.peak)
-            values = rows.view(codes.shape)
+            return self.data.to(dtype)
         return (values if self.mean is None else values + self.mean.float()).to(dtype)
 
 
@@ -98,18 +90,17 @@ def encode(x: Tensor, rule: KvRule, *, is_key: bool, agree: AgreeOnPeak) -> KvTe
         agree: called once with this rank's peak where a peak is needed.
     """
     if rule.format is KvFormat.BF16:
-        return KvTensor(rule.format, x.to(rule.plain_dtype).clone())
+        return KvTensor(data=x.to(rule.plain_dtype).clone())
     values, mean = x.float(), None
     if rule.smooth and is_key:
         mean = values.mean(0, keepdim=True).bfloat16()
         values = values - mean.float()
     peak = agree(values.abs().amax().view(1)).clamp_min(_SMALLEST_PEAK)
-    if rule.format is KvFormat.FP8:
-        scaled = (values / (peak / FP8_LARGEST)).clamp(-FP8_LARGEST, FP8_LARGEST)
-        return KvTensor(rule.format, scaled.to(torch.float8_e4m3fn).view(torch.uint8), None, peak, mean)
-    codes, block_scale = quantise_by_peak(values.flatten(0, 1), peak, rule.block_rule)
-    pairs = codes.view(*x.shape[:-1], -1, 2)
-    return KvTensor(rule.format, pairs[..., 0] | (pairs[..., 1] << 4), block_scale, peak, mean)
+    if rule.format is KvFormat.NVFP4:
+        return KvTensor(data=NVFP4Tensor.quantise(values, rule.block_rule, peak=peak), mean=mean)
+    scale = peak / FP8_LARGEST
+    codes = (values / scale).clamp(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn)
+    return KvTensor(data=codes, scale=scale, mean=mean)
 
 
 def stored_bytes(tokens: int, dim: int, rule: KvRule, *, is_key: bool) -> int:

@@ -1,10 +1,10 @@
-"""What a setting costs in quality, against the truth of the toy world: clips that are held out, continued.
+"""What a setting costs in quality, against the truth of the toy world.
 
-Each segment is a clip of a shape in a colour that training never combined. Its first chunk is given as it is, the
-engine makes what follows, and every frame is compared with the nearest frame that the world could show on that clip's
-path (`Clip.path_frames`): a blurred, deformed, miscoloured or misplaced shape is far from all of them, an early or late
-one is not. The loss is that squared distance over the energy of the shape: 0 is perfect, 1 is as if there were no
-shape; it has no unit. `motion` is the movement on the screen over the true one: a setting that freezes has a low one.
+Each segment is a session: a prompt, of a shape in a colour that training never combined, and the seed of its noise. The
+engine makes it from the prompt alone, and every frame is compared with the nearest frame that the world could show
+(`shapes.distance_to_valid`): 0 is perfect, 1 is as if there were no shape; it has no unit. The first chunk is the
+hardest, for everything is open; what it spoils is carried on. `motion` is how much changes from frame to frame, in
+units of the shape's energy: a setting that freezes has a low one.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from dataplanes.longlive.reference.generator import Generator
 from dataplanes.longlive.reference.model import ModelShape
 from dataplanes.longlive.reference.rolling_cache import ChunkPlace
 from dataplanes.longlive.reference.setting import FULL, Setting
-from dataplanes.longlive.reference.shapes import BACKGROUND, Clip, draw_clip
+from dataplanes.longlive.reference.shapes import BACKGROUND, Clip, Prompt, distance_to_valid, draw_clip
 from dataplanes.longlive.reference.vae import FRAMES_PER_LATENT, FeatureCache
 
 SEED = 1000
-"""Of the first held-out clip; segment n has SEED + n."""
+"""Of the first session's prompt and noise; segment n has SEED + n."""
 CHUNKS = 3
-"""Chunks that are made after the one that is given."""
+"""Of a session."""
 
 _SESSION = "quality"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentLoss:
-    """One held-out clip under one setting.
+    """One session under one setting.
 
     Args:
-        segment: which clip.
-        loss: squared distance to the nearest valid frame over the shape's energy.
-        motion: mean squared change from frame to frame over the true clip's.
+        segment: which.
+        loss: distance to the nearest valid frame, the mean over frames.
+        motion: mean squared change from frame to frame over the shape's mean energy.
     """
 
     segment: int
@@ -57,7 +57,7 @@ class Quality:
 
     Args:
         setting_id: the configuration's id.
-        segments: one for each clip, in order.
+        segments: one for each session, in order.
     """
 
     setting_id: str
@@ -70,7 +70,7 @@ class Quality:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean over clips; infinite for one."""
+        """Of the mean over sessions; infinite for one."""
         return standard_error([segment.loss for segment in self.segments])
 
     @property
@@ -79,10 +79,10 @@ class Quality:
         return sum(segment.motion for segment in self.segments) / len(self.segments)
 
     def excess(self, reference: Quality) -> tuple[float, float]:
-        """Mean and standard error of how much more is lost than with `reference`, clip by clip.
+        """Mean and standard error of how much more is lost than with `reference`, session by session.
 
         Raises:
-            ValueError: the two are over different clips.
+            ValueError: the two are over different sessions.
         """
         if [one.segment for one in self.segments] != [one.segment for one in reference.segments]:
             raise ValueError("reference: has other segments")
@@ -101,7 +101,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 class QualityMeter:
-    """Measures settings on the same clips with the same noise.
+    """Measures settings on the same prompts with the same noise.
 
     Args:
         checkpoint: as for `LoadSpec`.
@@ -114,7 +114,7 @@ class QualityMeter:
         self._vae = build_vae(checkpoint)
 
     def measure(self, configuration: Configuration, segments: Sequence[int]) -> Quality:
-        """Continue the clips of `segments` under a setting.
+        """Make the sessions of `segments` under a setting.
 
         Raises:
             EngineError: the setting is refused, or a latent is not finite.
@@ -126,52 +126,42 @@ class QualityMeter:
         return Quality(setting_id=configuration.config_id, segments=found)
 
     def reconstruct(self, segments: Sequence[int]) -> Quality:
-        """The loss of encoding and decoding the true clips: what the VAE alone costs, below which no setting gets."""
+        """The loss of encoding and decoding true clips: what the VAE alone costs, below which no setting gets."""
         found = []
         for segment in segments:
             clip = self._clip(segment)
             with torch.no_grad():
-                latents = self._vae.encode(clip.frames()[None])[0]
-                found.append(_compare(segment, self._decode(latents), clip, self._given_frames))
+                frames = self._decode(self._vae.encode(clip.frames()[None])[0])
+            found.append(_segment_loss(segment, frames, clip.prompt))
         return Quality(setting_id="reconstruction", segments=tuple(found))
 
-    @property
-    def _given_frames(self) -> int:
-        return 1 + FRAMES_PER_LATENT * (self._shape.chunk_latents - 1)
-
     def _clip(self, segment: int) -> Clip:
-        frames = self._given_frames + CHUNKS * self._shape.chunk_latents * FRAMES_PER_LATENT
+        frames = 1 + FRAMES_PER_LATENT * (CHUNKS * self._shape.chunk_latents - 1)
         return draw_clip(frames, torch.Generator().manual_seed(SEED + segment), held_out=True)
 
     @torch.no_grad()
     def _measure_segment(self, generator: Generator, setting: Setting, segment: int) -> SegmentLoss:
-        clip = self._clip(segment)
-        given = self._vae.encode(clip.frames()[None, : self._given_frames])[0]
+        prompt, seed = self._clip(segment).prompt, SEED + segment
         generator.open(_SESSION, setting.limits, setting.kv)
         try:
-            generator.remember(_SESSION, ChunkPlace(chunk=0), clip.prompt, given)
-            latents = [given]
-            for chunk in range(1, CHUNKS + 1):
-                made = generator.make(_SESSION, ChunkPlace(chunk=chunk), clip.prompt, SEED + segment, setting.steps)
-                latents.append(made.latents)
+            latents = [
+                generator.make(_SESSION, ChunkPlace(chunk=chunk), prompt, seed, setting.steps).latents
+                for chunk in range(CHUNKS)
+            ]
         finally:
             generator.close(_SESSION)
-        return _compare(segment, self._decode(torch.cat(latents)), clip, self._given_frames)
+        return _segment_loss(segment, self._decode(torch.cat(latents)), prompt)
 
     def _decode(self, latents: Tensor) -> Tensor:
         cache: FeatureCache = {}
         return self._vae.stream(latents, cache)
 
 
-def _compare(segment: int, frames: Tensor, clip: Clip, given: int) -> SegmentLoss:
-    made, valid = frames[given:].flatten(1), clip.path_frames().flatten(1)
-    background = torch.tensor(BACKGROUND).view(1, 3, 1, 1).expand(1, *frames.shape[1:]).flatten(1)
-    energy = (valid - background).square().sum(1).mean()
-    nearest = torch.cdist(made, valid, compute_mode="donot_use_mm_for_euclid_dist").square().amin(1)
+def _segment_loss(segment: int, frames: Tensor, prompt: Prompt) -> SegmentLoss:
+    energy = (frames - torch.tensor(BACKGROUND).view(3, 1, 1)).square().mean()
     # Squared, so that a faint shimmer of the whole picture does not pass for motion.
-    moved = frames[given - 1 :].diff(dim=0).square().mean()
-    true_moved = clip.frames()[given - 1 :].diff(dim=0).square().mean()
-    return SegmentLoss(segment=segment, loss=float(nearest.mean() / energy), motion=float(moved / true_moved))
+    moved = frames.diff(dim=0).square().mean() / energy.clamp_min(1e-12)
+    return SegmentLoss(segment=segment, loss=float(distance_to_valid(frames, prompt).mean()), motion=float(moved))
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """The toy world: a coloured shape moves along a path that its prompt names, at a speed that wanders at random.
 
 The path is settled by the prompt and a clip's first frames, the speed is not: what comes next is uncertain along the
-path and nowhere else. So a generator must choose, one that averages over futures shows a blur, and how far a frame is
-from the nearest one that the world could show (`path_frames`) is a quality that needs no particular future.
+path and nowhere else, and of a clip that is made from its prompt alone the place, too. So a generator must choose: one
+that averages shows a blur. How far a frame is from the nearest one that the world could show (`distance_to_valid`) is a
+quality that needs no particular future.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from dataplanes.longlive.engine import EngineError
@@ -35,6 +37,7 @@ MOTIONS = ("sideways", "upright", "diagonally", "around")
 
 _FILLERS = frozenset({"a", "an", "the", "moves", "moving", "is", "that", "goes"})
 _LOW, _HIGH = 6.0, 26.0
+_SPRITE = 17
 _MEAN_SPEED = 0.8
 _SPEED_DEVIATION = 0.6
 _SPEED_MEMORY = 0.93
@@ -108,13 +111,6 @@ class Clip:
         prompt = Prompt(self.prompt.shape, colour, self.prompt.motion)
         return Clip(prompt=prompt, radius=self.radius, place=self.place, phases=self.phases)
 
-    def path_frames(self, spacing: float = 0.25) -> Tensor:
-        """Every frame that the rest of this clip could show, one each `spacing` pixels of way."""
-        return self._draw(torch.arange(0.0, self._period(), spacing))
-
-    def _period(self) -> float:
-        return 2 * math.pi * self.place if MOTIONS[self.prompt.motion] == "around" else 2 * (_HIGH - _LOW)
-
     def _draw(self, phases: Tensor) -> Tensor:
         x, y = _centres(MOTIONS[self.prompt.motion], phases, self.place)
         colour = torch.tensor(list(COLOURS.values())[self.prompt.colour])
@@ -124,6 +120,43 @@ class Clip:
         cover = (0.5 - _distance(SHAPES[self.prompt.shape], across, down, self.radius)).clamp(0, 1)[:, None]
         background = torch.tensor(BACKGROUND).view(1, 3, 1, 1)
         return background + cover * (colour.view(1, 3, 1, 1) - background)
+
+
+def distance_to_valid(frames: Tensor, prompt: Prompt) -> Tensor:
+    """How far frames are from the nearest ones that a prompt allows: its shape in its colour at any place and size.
+
+    With the background taken off, 1 - 2 <made, valid> / (|made|^2 + |valid|^2), the complement of Dice's coefficient: 0
+    is equal, 1 is nothing in common. A squared error alone would reward a shape that fades where the generator is
+    unsure (Blau and Michaeli, "The Perception-Distortion Tradeoff", 2018).
+
+    Args:
+        frames: float32 `[frames, 3, SIZE, SIZE]` in [0, 1].
+        prompt: what they are to show; its motion does not matter.
+
+    Returns:
+        float32 `[frames]`.
+    """
+    made = frames - torch.tensor(BACKGROUND).view(3, 1, 1)
+    sprites = _sprites(prompt)
+    low, high = int(_LOW), int(_HIGH) + 1
+    products = functional.conv2d(made, sprites, padding=_SPRITE // 2)[..., low:high, low:high].flatten(2)
+    energy = made.square().sum((1, 2, 3))[:, None, None] + sprites.square().sum((1, 2, 3))[None, :, None]
+    return 1 - (2 * products / energy).flatten(1).amax(1)
+
+
+def _sprites(prompt: Prompt) -> Tensor:
+    """The shape less the background, in all sizes and a quarter of a pixel apart, `[sprites, 3, _SPRITE, _SPRITE]`."""
+    colour = torch.tensor(list(COLOURS.values())[prompt.colour]) - torch.tensor(BACKGROUND)
+    grid = torch.arange(_SPRITE, dtype=torch.float32) - _SPRITE // 2 + 0.5
+    # A centre lies anywhere within the middle pixel.
+    within = (0.125, 0.375, 0.625, 0.875)
+    covers = [
+        (0.5 - _distance(SHAPES[prompt.shape], grid - x, grid[:, None] - y, radius)).clamp(0, 1)
+        for radius in (4.5, 5.0, 5.5, 6.0, 6.5)
+        for x in within
+        for y in within
+    ]
+    return torch.stack(covers)[:, None] * colour.view(1, 3, 1, 1)
 
 
 def draw_clip(frames: int, generator: torch.Generator, *, held_out: bool = False) -> Clip:

@@ -245,7 +245,9 @@ def test_a_latent_that_is_not_finite_ends_its_session_and_no_other() -> None:
     engine.step("a")
     engine.step("b")
     assert engine._loaded is not None
-    engine._loaded.generator._caches["a"].entries[0].values[0].data[0] = float("nan")  # type: ignore[union-attr]
+    held = engine._loaded.generator._caches["a"].entries[0].values[0].data  # type: ignore[union-attr]
+    assert isinstance(held, torch.Tensor)
+    held[0] = float("nan")
     with pytest.raises(EngineError, match="session a: chunk 1 is not finite") as caught:
         engine.step("a")
     assert caught.value.code == "engine.not_finite"

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from dataplanes.longlive.engine import EngineError
-from dataplanes.longlive.reference.shapes import BACKGROUND, MOTIONS, Prompt, draw_clip, parse_prompt
+from dataplanes.longlive.reference.shapes import COLOURS, SHAPES, Prompt, distance_to_valid, draw_clip, parse_prompt
 
 
 def test_a_prompt_is_read_in_any_order() -> None:
@@ -28,16 +28,23 @@ def test_a_prompt_that_it_cannot_show_is_refused_by_name(text: str, named: str) 
         parse_prompt(text)
 
 
-@pytest.mark.parametrize("motion", range(len(MOTIONS)))
-def test_every_frame_of_a_clip_is_near_one_of_its_path(motion: int) -> None:
-    generator = torch.Generator().manual_seed(motion)
-    clip = draw_clip(40, generator)
-    while clip.prompt.motion != motion:
-        clip = draw_clip(40, generator)
-    frames, valid = clip.frames().flatten(1), clip.path_frames().flatten(1)
-    background = torch.tensor(BACKGROUND).view(3, 1, 1).expand(3, 32, 32).flatten()
-    energy = (valid - background).square().sum(1).mean()
-    assert float(torch.cdist(frames, valid).square().amin(1).max() / energy) < 0.01
+def test_every_true_frame_is_valid_and_others_are_not() -> None:
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(12):
+        clip = draw_clip(6, generator)
+        frames, prompt = clip.frames(), clip.prompt
+        assert float(distance_to_valid(frames, prompt).max()) < 0.02
+        other = Prompt((prompt.shape + 1) % len(SHAPES), prompt.colour, prompt.motion)
+        assert float(distance_to_valid(frames, other).mean()) > 0.04
+        recoloured = clip.recoloured((prompt.colour + 2) % len(COLOURS)).frames()
+        assert float(distance_to_valid(recoloured, prompt).mean()) > 0.04
+
+
+def test_a_blur_over_places_is_not_valid() -> None:
+    frames = draw_clip(40, torch.Generator().manual_seed(1)).frames()
+    prompt = draw_clip(40, torch.Generator().manual_seed(1)).prompt
+    blurred = frames.mean(0, keepdim=True)
+    assert float(distance_to_valid(blurred, prompt)[0]) > 0.2
 
 
 def test_held_out_clips_are_never_trained_on() -> None:
