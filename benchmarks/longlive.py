@@ -1,15 +1,16 @@
 """The reference video engine: asynchronous decoding, history in NVFP4, W4A4 by steps, the front, ranks; and the choice.
 
-    python benchmarks/longlive.py [--quick] [--clips N] [--parts decoding,...] [--out build/benchmarks/longlive.json]
+    python benchmarks/longlive.py [--quick] [--sessions N] [--parts decoding,...] [--out build/benchmarks/longlive.json]
 
 Parts, each with a table: `decoding` (a clip in the three modes against max(DiT, VAE); and with a decoder that is
 slower than the transformer, where the bounded queue holds denoising back), `history` (KV bytes), `quality` (losses on
-held-out clips, compared clip by clip), `front` (of loss, processor time and bytes), `ranks` (1, 2 and 4 processes),
-`published` (the controller on others' published figures of the real LongLive-2.0: nothing measured is in its table).
+held-out prompts, compared session by session), `front` (of loss, processor time and bytes), `ranks` (1, 2 and 4
+processes), `published` (the controller on others' published figures of the real LongLive-2.0: nothing that was measured
+is in its table).
 
 All else is measured on this machine's CPU, one torch thread for the transformer and one for the decoder. Formats below
-bf16 are emulated: their bytes and losses are theirs, their times are not. `--quick` takes fewer clips and settings and
-two ranks: its losses show that the benchmark runs, not which setting is better.
+bf16 are emulated: their bytes and losses are theirs, their times are not. `--quick` takes fewer sessions and settings
+and two ranks: its losses show that the benchmark runs, not which setting is better.
 
 The last line gives the asynchronous clip's time over max(DiT, VAE) of the same run, and the history's bytes in bf16
 over those in NVFP4.
@@ -60,8 +61,8 @@ from dataplanes.longlive.reference.checkpoint import TRAINED_NAME
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("decoding", "history", "quality", "front", "ranks", "published")
-QUICK_CLIPS = 6
-CLIPS = 48
+QUICK_SESSIONS = 6
+SESSIONS = 64
 CLAIMS = (
     (linear_name(BF16, 2), linear_name(BF16, USUAL_STEPS)),
     (linear_name("W4A4", USUAL_STEPS), linear_name(BF16, USUAL_STEPS)),
@@ -80,11 +81,11 @@ def decoding_part(report: dict[str, Any], checkpoint: str, console: Console, *, 
         show_decoding(report[name], title, console)
 
 
-def quality_part(report: dict[str, Any], checkpoint: str, clips: int, console: Console, *, quick: bool) -> None:
+def quality_part(report: dict[str, Any], checkpoint: str, sessions: int, console: Console, *, quick: bool) -> None:
     """Losses and paired differences."""
     asked = {one.name: one for one in settings(quick=quick)}
     found = track(
-        measure(list(asked.values()), clips, checkpoint), "clips", len(asked) + 1, console=console, transient=True
+        measure(list(asked.values()), sessions, checkpoint), "settings", len(asked) + 1, console=console, transient=True
     )  # fmt: skip
     known = dict(found)
     report["quality"] = [setting_row(quality, asked.get(name)) for name, quality in known.items()]
@@ -97,7 +98,7 @@ def quality_part(report: dict[str, Any], checkpoint: str, clips: int, console: C
             moved = "beyond" if row["motion"]["is_significant"] else "NOT beyond"
             print(
                 f"{row['name']} against {row['against']}: loss differs {beyond} 3 standard errors, motion {moved}"
-                + (f" (only {clips} clips)" if quick else "")
+                + (f" (only {sessions} sessions)" if quick else "")
             )
 
 
@@ -112,9 +113,8 @@ def front_part(report: dict[str, Any], checkpoint: str, console: Console, plot_p
         for point in points
     ]
     show_front(points, best, console)
-    if "decoding" in report:
-        plot(report, points, best, plot_path)
-        console.print(f"plot: {plot_path}")
+    plot(report, points, best, plot_path)
+    console.print(f"plot: {plot_path}")
 
 
 def last_line(report: dict[str, Any]) -> str:
@@ -128,7 +128,7 @@ def last_line(report: dict[str, Any]) -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under 50 seconds on two free cores")
-    parser.add_argument("--clips", type=int, help=f"held-out clips ({CLIPS}; quick: {QUICK_CLIPS}); at least 2")
+    parser.add_argument("--sessions", type=int, help=f"for a loss ({SESSIONS}; quick: {QUICK_SESSIONS}); at least 2")
     parser.add_argument("--parts", type=lambda text: tuple(text.split(",")), default=PARTS, help=",".join(PARTS))
     parser.add_argument("--checkpoint", default=TRAINED_NAME, help="folder with weights in place of the project's")
     parser.add_argument("--out", type=Path, default=ROOT / "build/benchmarks/longlive.json")
@@ -137,8 +137,8 @@ def _arguments() -> argparse.Namespace:
         parser.error(f"--parts: {unknown[0]!r} is none of {', '.join(PARTS)}")
     if "front" in arguments.parts and "quality" not in arguments.parts:
         parser.error("--parts: front needs quality")
-    if arguments.clips is not None and arguments.clips < 2:
-        parser.error("--clips: one clip has no standard error")
+    if arguments.sessions is not None and arguments.sessions < 2:
+        parser.error("--sessions: one has no standard error")
     return arguments
 
 
@@ -146,7 +146,7 @@ def main() -> int:
     arguments = _arguments()
     torch.set_num_threads(1)
     quick, checkpoint, parts = arguments.quick, arguments.checkpoint, arguments.parts
-    clips = arguments.clips or (QUICK_CLIPS if quick else CLIPS)
+    sessions = arguments.sessions or (QUICK_SESSIONS if quick else SESSIONS)
     console, begin = Console(width=None if sys.stdout.isatty() else 130), time.monotonic()
     report: dict[str, Any] = {
         "question": "what do asynchronous decoding, NVFP4 and fewer steps win and cost in the reference engine?",
@@ -162,7 +162,7 @@ def main() -> int:
         report["history"] = measure_history_bytes(checkpoint)
         show_history(report["history"], console)
     if "quality" in parts:
-        quality_part(report, checkpoint, clips, console, quick=quick)
+        quality_part(report, checkpoint, sessions, console, quick=quick)
     if "front" in parts:
         front_part(report, checkpoint, console, arguments.out.with_suffix(".svg"), quick=quick)
     if "ranks" in parts:

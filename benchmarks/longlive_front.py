@@ -30,7 +30,7 @@ class Point:
 
     Args:
         name: unique.
-        loss: mean over held-out clips.
+        loss: mean over sessions.
         chunk_s: processor seconds of a chunk.
         held_bytes: weights, history of one session and activations.
         is_emulated: see `Asked.is_emulated`.

@@ -43,7 +43,9 @@ def show_history(found: Mapping[str, Any], console: Console) -> None:
 
 def show_quality(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Every setting by itself."""
-    table = Table("setting", "loss (0 perfect, 1 no shape)", "motion", title=f"{rows[0]['clips']} held-out clips")
+    table = Table(
+        "setting", "loss (0 perfect, 1 no shape)", "motion", title=f"{rows[0]['sessions']} sessions of held-out prompts"
+    )
     for row in rows:
         table.add_row(row["name"], f"{row['loss']:.4f} +- {row['loss_error']:.4f}", f"{row['motion']:.2f}")
     console.print(table)
@@ -53,7 +55,7 @@ def show_comparisons(rows: Sequence[Mapping[str, Any]], console: Console) -> Non
     """Paired differences."""
     table = Table(
         "setting", "against", "loss more by", "in SE", "motion more by", "in SE",
-        title=f"The same clips, pair by pair; *: beyond {SIGNIFICANT:g} standard errors",
+        title=f"The same prompts, pair by pair; *: beyond {SIGNIFICANT:g} standard errors",
     )  # fmt: skip
     for row in rows:
         table.add_row(row["name"], row["against"], *_difference_cells(row["loss"]), *_difference_cells(row["motion"]))
@@ -142,14 +144,21 @@ def plot(report: Mapping[str, Any], points: Sequence[Point], best: Sequence[Poin
     by_steps, pareto, queue = figure.subplots(1, 3)
     _plot_steps(by_steps, report["quality"])
     _plot_front(pareto, points, best)
-    for name, label in (("decoding", "transformer slower"), ("slow_decoder", "decoder slower")):
-        ahead = report[name]["ahead"]
-        queue.step(range(1, len(ahead) + 1), ahead, where="mid", label=label)
-    queue.set(xlabel="chunk", ylabel="chunks made and not delivered", title="Back-pressure of the bounded queue")
-    queue.set_ylim(0, max(4, *report["slow_decoder"]["ahead"]) + 0.5)
-    queue.legend()
+    if "decoding" in report:
+        _plot_queue(queue, report)
+    else:
+        queue.set_axis_off()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+
+
+def _plot_queue(axes: Any, report: Mapping[str, Any]) -> None:
+    for name, label in (("decoding", "transformer slower"), ("slow_decoder", "decoder slower")):
+        ahead = report[name]["ahead"]
+        axes.plot(range(1, len(ahead) + 1), ahead, marker="o", linestyle=":", label=label)
+    axes.set(xlabel="chunk", ylabel="chunks made and not delivered", title="Back-pressure of the bounded queue")
+    axes.set_ylim(0, 4)
+    axes.legend()
 
 
 def _plot_steps(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -162,10 +171,10 @@ def _plot_steps(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
                 [steps * shift for steps, _ in found], [row["loss"] for _, row in found],
                 yerr=[row["loss_error"] for _, row in found], label=name, marker="o", capsize=3,
             )  # fmt: skip
-    axes.set(xlabel="denoising steps", ylabel="loss on held-out clips, with standard error", xscale="log")
+    axes.set(xlabel="denoising steps", ylabel="loss on held-out prompts, with standard error", xscale="log")
     axes.set_xticks(STEPS, [str(steps) for steps in STEPS])
     axes.minorticks_off()
-    axes.set_title("Quality by steps (bars: over clips, not of differences)")
+    axes.set_title("Quality by steps (bars: over sessions, not of differences)")
     axes.legend()
 
 
@@ -178,5 +187,5 @@ def _plot_front(axes: Any, points: Sequence[Point], best: Sequence[Point]) -> No
         )  # fmt: skip
         if on_front:
             axes.annotate(point.name, (point.held_bytes / 1e6, point.loss), fontsize=6, ha="left", va="bottom")
-    axes.set(xlabel="bytes held (MB)", ylabel="loss on held-out clips")
+    axes.set(xlabel="bytes held (MB)", ylabel="loss on held-out prompts")
     axes.set_title("Blue: front. Area: processor time (square: emulated)", fontsize=10)

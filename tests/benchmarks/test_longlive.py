@@ -73,7 +73,7 @@ def test_settings_are_of_the_space_and_comparisons_differ_in_one_thing(quick: bo
         SPACE.validate(configuration)
     pairs = longlive_quality.comparisons(by_name)
     assert set(longlive.CLAIMS) <= set(pairs)
-    things = ({"steps"}, {"weights", "activations", "block_rule"}, {"kv", "kv_smooth"}, {"window", "multi_shot"})
+    things = ({"steps"}, {"weights", "activations", "block_rule"}, {"kv", "kv_smooth"})
     for name, against in pairs:
         one, other = by_name[name], by_name[against]
         changed = {key for key in {*one, *other} if one.get(key) != other.get(key)}
@@ -90,7 +90,7 @@ def quality(losses: dict[int, float], motion: float = 1.0) -> Quality:
     )
 
 
-def test_differences_are_taken_clip_by_clip() -> None:
+def test_differences_are_taken_session_by_session() -> None:
     one, other = quality({1: 0.3, 2: 0.9}), quality({1: 0.2, 2: 0.7}, motion=0.5)
     loss = longlive_quality.loss_difference(one, other)
     assert (loss.mean, loss.error) == (pytest.approx(0.15), pytest.approx(0.05))
@@ -179,7 +179,7 @@ def test_history_in_nvfp4_takes_what_its_format_says() -> None:
 @pytest.mark.slow
 def test_the_quick_benchmark_runs_and_its_last_line_parses(tmp_path: Path) -> None:
     out = tmp_path / "longlive.json"
-    command = [sys.executable, str(ROOT / "benchmarks/longlive.py"), "--quick", "--clips", "2", "--out", str(out)]
+    command = [sys.executable, str(ROOT / "benchmarks/longlive.py"), "--quick", "--sessions", "2", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT, check=True)
     last = re.fullmatch(r"async_over_limit=(\d+\.\d\d) kv_bytes_ratio=(\d+\.\d\d)", done.stdout.splitlines()[-1])
     assert last is not None
