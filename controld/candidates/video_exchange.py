@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from controld.candidates.exchange import read_json_object, require_keys
-from controld.candidates.video_profile import VideoProfile
+from controld.candidates.video_profile import Source, VideoProfile
 from controld.contract.errors import FieldError
 from controld.store.records import ProfileKey, ProfileRecord
 
@@ -46,6 +46,11 @@ def read_video_profiles(text: str, *, latest_unix_s: float = math.inf) -> list[V
             profile = VideoProfile.from_document(entry)
         except FieldError as error:
             raise FieldError(f"{path}.{error.field}", error.problem) from error
+        if profile.source is not Source.MEASURED:
+            raise FieldError(f"{path}.source", "others' figures are not planned with", hint="measure it here")
+        for name in ("workload", "model_fingerprint"):
+            if not getattr(profile, name):
+                raise FieldError(f"{path}.{name}", "is empty")
         if profile.measured_unix_s > latest_unix_s:
             raise FieldError(f"{path}.measured_unix_s", "is in the future", hint="check both clocks")
         if found.setdefault(video_key(profile), profile) is not profile:

@@ -21,7 +21,18 @@ MAX_SECONDS = 86_400.0
 MAX_BYTES = 2**53
 MAX_LOSS = 1e6
 
+MAX_STEPS = 1024
+LEAST_SECONDS = 1e-9
+
 _TEXTS = ("workload", "model_fingerprint", "hardware", "provenance")
+_OPTIONAL = ("loss_mean", "drift", "motion")
+_MAX_TEXT = 1024
+_MAX_CONFIGURATION = 4096
+
+
+def _check_text(field: str, text: str) -> None:
+    if type(text) is not str or len(text) > _MAX_TEXT or not text.isprintable():
+        raise FieldError(field, f"is no printable text of at most {_MAX_TEXT} characters")
 
 
 class Source(StrEnum):
@@ -90,25 +101,36 @@ class VideoProfile:
 
     def __post_init__(self) -> None:
         steps = self.configuration.get("steps")
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise FieldError("video_profile.configuration.steps", f"{steps!r} is no number of steps")
-        for name, value, low, high in (
-            ("forward_s", self.forward_s, 0.0, MAX_SECONDS),
-            ("vae_s", self.vae_s, 0.0, MAX_SECONDS),
-            ("frames_per_chunk", self.frames_per_chunk, 1, 2**31 - 1),
-            ("loss_mean", self.loss_mean, -MAX_LOSS, MAX_LOSS),
-            ("loss_se", self.loss_se, 0.0, MAX_LOSS),
-            ("loss_samples", self.loss_samples, 0, 2**31 - 1),
-            ("drift", self.drift, 0.0, MAX_LOSS),
-            ("motion", self.motion, 0.0, MAX_LOSS),
-            ("measured_unix_s", self.measured_unix_s, 0.0, 253_402_300_799.0),
+        if type(steps) is not int or not 1 <= steps <= MAX_STEPS:
+            raise FieldError("video_profile.configuration.steps", f"{steps!s:.40} is not in 1..{MAX_STEPS}")
+        if len(self.configuration.canonical_json) > _MAX_CONFIGURATION:
+            raise FieldError("video_profile.configuration", f"is longer than {_MAX_CONFIGURATION} characters")
+        for name in _TEXTS:
+            _check_text(f"video_profile.{name}", getattr(self, name))
+        for name, low, high in (
+            ("forward_s", LEAST_SECONDS, MAX_SECONDS),
+            ("vae_s", 0.0, MAX_SECONDS),
+            ("loss_mean", -MAX_LOSS, MAX_LOSS),
+            ("loss_se", 0.0, MAX_LOSS),
+            ("drift", 0.0, MAX_LOSS),
+            ("motion", 0.0, MAX_LOSS),
+            ("measured_unix_s", 0.0, 253_402_300_799.0),
         ):
-            # Written so that NaN is refused too.
-            if value is not None and not low <= value <= high:
-                raise FieldError(f"video_profile.{name}", f"{value!s:.40} is not in {low:g}..{high:g}")
+            self._check_number(name, low, high, (int, float))
+        for name in ("frames_per_chunk", "loss_samples"):
+            self._check_number(name, 1 if name == "frames_per_chunk" else 0, 2**31 - 1, (int,))
         for name, size in asdict(self.memory).items() if self.memory is not None else ():
-            if not isinstance(size, int) or not 0 <= size <= MAX_BYTES:
+            if type(size) is not int or not 0 <= size <= MAX_BYTES:
                 raise FieldError(f"video_profile.memory.{name}", f"{size!s:.40} is not a size in bytes")
+
+    def _check_number(self, name: str, low: float, high: float, kinds: tuple[type, ...]) -> None:
+        value = getattr(self, name)
+        if value is None and name in _OPTIONAL:
+            return
+        # A truth value is no number, and NaN is in no range.
+        if type(value) not in kinds or not low <= value <= high:
+            what = "whole number" if kinds == (int,) else "number"
+            raise FieldError(f"video_profile.{name}", f"{value!s:.40} is no {what} in {low:g}..{high:g}")
 
     @property
     def setting_id(self) -> str:
@@ -143,9 +165,6 @@ class VideoProfile:
         values = dict(document)
         if values.pop("kind", None) != KIND or values.pop("format", None) != _FORMAT:
             raise FieldError("video_profile.format", f"is not {KIND} {_FORMAT}")
-        for name in _TEXTS:
-            if not isinstance(values.get(name, ""), str):
-                raise FieldError(f"video_profile.{name}", "is not a text")
         try:
             memory = values.pop("memory", None)
             return cls(

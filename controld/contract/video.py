@@ -198,14 +198,9 @@ class ChunkReport:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            numbers = value if isinstance(value, tuple) else (value,)
-            for number in numbers:
-                if isinstance(number, float) and not math.isfinite(number):
-                    raise FieldError(f"chunk_report.{item.name}", f"{number} is not finite", code="telemetry.number")
-                if isinstance(number, float) and number < 0 and item.name not in _SIGNED:
-                    raise FieldError(f"chunk_report.{item.name}", f"{number} is negative", code="telemetry.number")
-        if self.vae_overlap > 1:
-            raise FieldError("chunk_report.vae_overlap", f"{self.vae_overlap} is above 1", code="telemetry.number")
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, float):
+                    _check_number(item.name, number)
 
     @property
     def dit_s(self) -> float:
@@ -213,7 +208,37 @@ class ChunkReport:
         return math.fsum(self.denoise_s) + self.recache_s
 
 
-_SIGNED = frozenset({"kv_signal_to_noise_db"})
+def _check_number(name: str, number: float) -> None:
+    """What an engine reports is learned from, so one that no engine can have measured is refused."""
+    field = f"chunk_report.{name}"
+    if name == "kv_signal_to_noise_db":
+        low, high = -_MOST["kv_signal_to_noise_db"], _MOST["kv_signal_to_noise_db"]
+    else:
+        low, high = 0.0, _MOST[name]
+    if not math.isfinite(number):
+        raise FieldError(field, f"{number} is not finite", code="telemetry.number")
+    if not low <= number <= high:
+        raise FieldError(field, f"{number:g} is not in {low:g}..{high:g}", code="telemetry.number")
+    if name in _SECONDS and 0 < number < LEAST_SECONDS:
+        raise FieldError(field, f"{number:g} s is less than any clock shows", code="telemetry.number")
+
+
+MAX_SECONDS = 86_400.0
+MAX_DRIFT = 1e4
+"""An engine reports no more: latents that far away are no picture any more."""
+
+LEAST_SECONDS = 1e-6
+_SECONDS = frozenset({"denoise_s", "recache_s", "vae_s", "total_s", "first_frame_s"})
+_MOST = {
+    **dict.fromkeys(_SECONDS, MAX_SECONDS),
+    "vae_overlap": 1.0,
+    "fps_denoise": 1e12,
+    "fps_end_to_end": 1e12,
+    "kv_signal_to_noise_db": 1e3,
+    "latent_sd": 1e6,
+    "drift": MAX_DRIFT,
+    "flicker": 1.0,
+}
 
 
 def engine_setting_name(agent_id: str) -> str:

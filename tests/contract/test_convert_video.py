@@ -77,6 +77,31 @@ def test_a_number_that_no_chunk_has_is_refused_by_name(name: str, value: float) 
         convert_video.chunk_report_from_proto(message)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("total_s", 1e308),
+        ("total_s", 1e-320),
+        ("vae_s", 1e-9),
+        ("drift", 1e200),
+        ("fps_denoise", 1e300),
+        ("flicker", 2.0),
+    ],
+)
+def test_a_finite_number_that_no_engine_measures_is_refused_too(name: str, value: float) -> None:
+    (message,) = convert_video.chunk_reports_to_proto([REPORT]).reports
+    setattr(message, name, value)
+    with pytest.raises(FieldError, match=rf"chunk_report\.{name}"):
+        convert_video.chunk_report_from_proto(message)
+
+
+def test_a_change_takes_no_longer_than_a_day() -> None:
+    message = convert_video.setting_applied_to_proto(APPLIED)
+    message.seconds = 1e300
+    with pytest.raises(FieldError, match=r"setting_applied\.seconds"):
+        convert_video.setting_applied_from_proto(message)
+
+
 def test_hostile_reports_are_refused_by_name() -> None:
     def refused(change: Any, field: str) -> None:
         (message,) = convert_video.chunk_reports_to_proto([REPORT]).reports

@@ -90,6 +90,23 @@ def test_equal_work_is_given_equal_time_that_of_the_least_disturbed() -> None:
         (lambda d: d["profiles"][0].update(forward_s=-1), "profiles[0].video_profile.forward_s"),
         (lambda d: d["profiles"][0].update(measured_unix_s=1e11), "profiles[0].measured_unix_s"),
         (lambda d: d["profiles"].append(3), "profiles[1]"),
+        (lambda d: d["profiles"][0].update(forward_s=0), "profiles[0].video_profile.forward_s"),
+        (lambda d: d["profiles"][0].update(forward_s=None), "profiles[0].video_profile.forward_s"),
+        (lambda d: d["profiles"][0].update(vae_s=True), "profiles[0].video_profile.vae_s"),
+        (lambda d: d["profiles"][0].update(loss_samples=8.5), "profiles[0].video_profile.loss_samples"),
+        (lambda d: d["profiles"][0].update(frames_per_chunk=2.5), "profiles[0].video_profile.frames_per_chunk"),
+        (lambda d: d["profiles"][0].update(loss_se=None), "profiles[0].video_profile.loss_se"),
+        (lambda d: d["profiles"][0].update(measured_unix_s=None), "profiles[0].video_profile.measured_unix_s"),
+        (lambda d: d["profiles"][0].update(hardware="\udc00"), "profiles[0].video_profile.hardware"),
+        (lambda d: d["profiles"][0].update(hardware="\x1b[2J"), "profiles[0].video_profile.hardware"),
+        (lambda d: d["profiles"][0].update(hardware="x" * 2000), "profiles[0].video_profile.hardware"),
+        (lambda d: d["profiles"][0].update(workload=""), "profiles[0].workload"),
+        (lambda d: d["profiles"][0].update(source="published"), "profiles[0].source"),
+        (
+            lambda d: d["profiles"][0]["configuration"].update(steps=10**400),
+            "profiles[0].video_profile.configuration.steps",
+        ),
+        (lambda d: d["profiles"][0]["configuration"].update(kv="x" * 5000), "profiles[0].video_profile.configuration"),
     ],
 )
 def test_a_broken_document_is_refused_by_field(

@@ -10,6 +10,7 @@ from controld.contract.errors import FieldError
 from controld.contract.rpc import fleet_pb2 as pb
 from controld.contract.rpc.checks import MAX_TEXT_CHARACTERS, checked_count, checked_text
 from controld.contract.video import (
+    MAX_SECONDS,
     Applied,
     ChunkReport,
     EngineFacts,
@@ -188,8 +189,8 @@ def _transition(text: str, field: str) -> Transition:
 
 
 def _seconds(value: float, field: str) -> float:
-    if not math.isfinite(value) or value < 0:
-        raise FieldError(field, f"{value} is not a finite non-negative number", code="rpc.number")
+    if not 0 <= value <= MAX_SECONDS:
+        raise FieldError(field, f"{value} is not in 0..{MAX_SECONDS:g}", code="rpc.number")
     return value
 
 

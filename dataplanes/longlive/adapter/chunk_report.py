@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from controld.contract.video import ChunkReport, MemorySplit
+from controld.contract.video import MAX_DRIFT, ChunkReport, MemorySplit
 from dataplanes.longlive.adapter.clip import Clip
 from dataplanes.longlive.adapter.hooks import ChunkRecord, Decoded
 from dataplanes.longlive.adapter.timeline import Timeline, overlap
@@ -46,7 +46,7 @@ def _drift(clip: Clip, latents: torch.Tensor) -> float:
     sink_mean, sink_spread = clip.sink_moments
     unit = sink_spread.clamp_min(1e-6)
     moved = ((mean - sink_mean) / unit).square() + ((spread - sink_spread) / unit).square()
-    return float(moved.mean().sqrt())
+    return min(float(moved.mean().sqrt()), MAX_DRIFT)
 
 
 def frames_per_second(clip: Clip, now_s: float, frames: int, since_s: float) -> float:

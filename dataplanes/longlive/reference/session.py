@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from controld.contract.video import ChunkReport, MemorySplit
+from controld.contract.video import MAX_DRIFT, ChunkReport, MemorySplit
 from dataplanes.longlive.engine import EngineError, SessionSpec
 from dataplanes.longlive.reference.decoder import Decoded, SessionDecoder
 from dataplanes.longlive.reference.generator import MadeChunk
@@ -169,7 +169,7 @@ class Session:
         sink_mean, sink_deviation = self._sink_statistics
         unit = sink_deviation.clamp_min(1e-6)
         moved = ((mean - sink_mean) / unit).square() + ((deviation - sink_deviation) / unit).square()
-        return math.sqrt(float(moved.mean()))
+        return min(math.sqrt(float(moved.mean())), MAX_DRIFT)
 
     def _flicker(self, decoded: Sequence[Decoded]) -> float:
         frames = [one.frames for one in decoded if len(one.frames)]
