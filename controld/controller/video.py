@@ -41,10 +41,10 @@ def decide_video(
     steering = steering or Steering()
     wanted = _Wanted(goals, engine)
     arms = [_Arm(profile, wanted, engine) for profile in profiles]
+    reference = _reference(arms)
     for arm in arms:
-        arm.reject(arms)
-    for arm, missed in [(arm, arm.missed()) for arm in arms]:
-        arm.check_use([other for other in arms if other is not arm and other.missed() <= missed])
+        arm.reject(reference)
+    _check_use(arms)
     current = next((arm for arm in arms if engine.in_force is not None and arm.id == engine.in_force.config_id), None)
     passing = [arm for arm in arms if not arm.rejections]
     allowed = [arm for arm in arms if not arm.has(Gate.OFFERED, Gate.QUALITY, Gate.ONLY, Gate.GUARD)]
@@ -68,13 +68,13 @@ def decide_video(
 def _among_passing(
     passing: Sequence[_Arm], current: _Arm | None, wanted: _Wanted, engine: EngineView, steering: Steering
 ) -> tuple[_Arm, str]:
-    best = min(passing, key=lambda arm: arm.rank(wanted, steering, passing))
+    best = _best(passing, wanted, steering)
     if current is None or current.rejections or best is current:
         left = f", in place of {current.label}: {current.rejections[0].text}" if current and best is not current else ""
         return best, f"the best by {wanted.objective.value} of {len(passing)} that meet all targets{left}"
     # From here on the setting in force passes: leaving it must be worth it.
     sure = [arm for arm in passing if arm is current or arm.clears(wanted, steering.margin)]
-    best = min(sure, key=lambda arm: arm.rank(wanted, steering, sure))
+    best = _best(sure, wanted, steering)
     if best is current:
         return current, "in force; what would be better does not clear the targets by the margin"
     if engine.in_force_s < steering.dwell_s:
@@ -151,8 +151,12 @@ class _Arm:
         """Whether it is rejected by one of these."""
         return any(rejection.gate in gates for rejection in self.rejections)
 
-    def reject(self, arms: Sequence[_Arm]) -> None:
-        """Note every gate that it does not pass."""
+    def reject(self, reference: _Arm | None) -> None:
+        """Note every gate that it does not pass.
+
+        Args:
+            reference: what loses least; its motion is what there is to keep.
+        """
         wanted, engine, seen = self._wanted, self._engine, self.predicted
         if engine.offered is not None and self.id not in engine.offered:
             self._out(Gate.OFFERED, None, None, self._left_out())
@@ -161,7 +165,7 @@ class _Arm:
             self._out(Gate.GUARD, None, None, f"out of use: {reason}")
         if wanted.only and self.id not in wanted.only:
             self._out(Gate.ONLY, None, None, "a class is pinned to another setting")
-        self._check_quality(arms)
+        self._check_quality(reference)
         limit = wanted.memory_bytes
         if limit is not None and seen.memory_bytes is None:
             self._out(Gate.MEMORY, None, limit, "its memory is not known, and there is a limit")
@@ -200,7 +204,7 @@ class _Arm:
         ]
         return f"not offered by this engine: {'; '.join(found)}" if found else "not offered by this engine"
 
-    def _check_quality(self, arms: Sequence[_Arm]) -> None:
+    def _check_quality(self, reference: _Arm | None) -> None:
         limit, loss = self._wanted.max_quality_loss, self.profile.loss_upper
         if self.profile.loss_mean is None:
             self._out(Gate.QUALITY, None, limit, "its loss was never measured")
@@ -208,7 +212,6 @@ class _Arm:
             self._out(Gate.QUALITY, loss, limit, f"loss up to {loss:.3g}, above {limit:.3g}")
         if self._engine.motion is None or self.profile.motion is None:
             return
-        reference = _reference(arms)
         if reference is None or not reference.profile.motion:
             return
         kept = self.profile.motion / reference.profile.motion
@@ -216,18 +219,17 @@ class _Arm:
             text = f"keeps {kept:.0%} of the motion of {reference.label}, not {self._engine.motion:.0%}"
             self._out(Gate.QUALITY, kept, self._engine.motion, text)
 
-    def check_use(self, others: Sequence[_Arm]) -> None:
+    def check_use(self, others: Iterable[_Arm]) -> None:
         """A setting that is slower than another one and in nothing better is of no use, whatever is wanted.
 
         Args:
-            others: those that pass every gate that this one passes.
+            others: those that pass every gate that this one passes, the fastest first.
         """
         if self._engine.in_force is not None and self._engine.in_force.config_id == self.id:
             return
-        better = [arm for arm in others if arm._is_no_worse(self) and arm._is_faster(self)]
-        if not better:
+        other = next((arm for arm in others if arm._is_faster(self) and arm.is_no_worse(self)), None)
+        if other is None:
             return
-        other = min(better, key=lambda arm: arm.predicted.chunk_s)
         text = (
             f"slower than {other.label} ({rate_text(self.predicted.fps_denoise)} against"
             f" {rate_text(other.predicted.fps_denoise)} FPS of denoising, {rate_text(self.predicted.fps_end_to_end)}"
@@ -239,7 +241,8 @@ class _Arm:
         mine, theirs = self.predicted, other.predicted
         return mine.chunk_s < 0.98 * theirs.chunk_s and mine.dit_s <= theirs.dit_s * 1.001
 
-    def _is_no_worse(self, other: _Arm) -> bool:
+    def is_no_worse(self, other: _Arm) -> bool:
+        """Neither larger than the other one nor of more loss; never where that is not known."""
         if self.profile.loss_mean is None:
             return False
         mine, theirs = self.predicted.memory_bytes, other.predicted.memory_bytes
@@ -256,21 +259,25 @@ class _Arm:
         memory = next((r.violation() for r in self.rejections if r.gate is Gate.MEMORY), 0.0)
         return memory, self.has(Gate.NO_USE), self.violation(), self.profile.loss_upper, self.predicted.chunk_s, self.id
 
-    def rank(self, wanted: _Wanted, steering: Steering, among: Sequence[_Arm]) -> tuple[object, ...]:
-        """Smallest first."""
+    def rank(self, wanted: _Wanted, steering: Steering, *, fastest_s: float, least_loss: float) -> tuple[object, ...]:
+        """Smallest first.
+
+        Args:
+            fastest_s, least_loss: of those that it is compared with.
+        """
         loss, chunk_s = _loss(self), self.predicted.chunk_s
         memory = self.predicted.memory_bytes or 0
         if wanted.objective is VideoObjective.LATENCY:
-            fastest = min(arm.predicted.chunk_s for arm in among)
-            return chunk_s > fastest * (1 + steering.margin), loss, chunk_s, memory, self.id
+            return chunk_s > fastest_s * (1 + steering.margin), loss, chunk_s, memory, self.id
         if wanted.objective is VideoObjective.BYTES:
             return memory, loss, chunk_s, self.id
-        alike = min(_loss(arm) for arm in among) + steering.tie * wanted.max_quality_loss
+        alike = least_loss + steering.tie * wanted.max_quality_loss
         return max(loss - alike, 0.0), chunk_s, memory, self.id
 
     def order(self, wanted: _Wanted, steering: Steering) -> tuple[object, ...]:
         """For showing: what passes first, the best of it on top."""
-        return bool(self.rejections), *self.rank(wanted, steering, [self])[:-1], self.id
+        alone = self.rank(wanted, steering, fastest_s=self.predicted.chunk_s, least_loss=_loss(self))
+        return bool(self.rejections), *alone[:-1], self.id
 
     def clears(self, wanted: _Wanted, margin: float) -> bool:
         """Whether it passes by a margin, so that a change is not undone by the next chunk."""
@@ -328,6 +335,40 @@ class _Arm:
             chosen=self is chosen,
             rejections=tuple(self.rejections),
         )
+
+
+def _best(arms: Sequence[_Arm], wanted: _Wanted, steering: Steering) -> _Arm:
+    fastest_s, least_loss = min(arm.predicted.chunk_s for arm in arms), min(_loss(arm) for arm in arms)
+    return min(arms, key=lambda arm: arm.rank(wanted, steering, fastest_s=fastest_s, least_loss=least_loss))
+
+
+def _check_use(arms: Sequence[_Arm]) -> None:
+    """Compare each with the front of what passes the same gates or more, not with every other one.
+
+    Where one is of no use because of another that is not on the front, the one on the front that is better than that
+    other in every respect says so as well.
+    """
+    missed = {arm.id: arm.missed() for arm in arms}
+    groups: dict[frozenset[Gate], list[_Arm]] = {}
+    for arm in arms:
+        groups.setdefault(missed[arm.id], []).append(arm)
+    fronts = {gates: _front(group) for gates, group in groups.items()}
+    met: dict[frozenset[Gate], list[_Arm]] = {}
+    for gates in groups:
+        rivals = (arm for other, front in fronts.items() if other <= gates for arm in front)
+        met[gates] = sorted(rivals, key=lambda arm: arm.predicted.chunk_s)
+    for arm in arms:
+        arm.check_use(met[missed[arm.id]])
+
+
+def _front(arms: Sequence[_Arm]) -> list[_Arm]:
+    """Those of known loss than which no other is as fast or faster in both parts, as small and of as little loss."""
+    front: list[_Arm] = []
+    known = (arm for arm in arms if arm.profile.loss_mean is not None)
+    for arm in sorted(known, key=lambda arm: (arm.predicted.chunk_s, arm.predicted.dit_s, arm.profile.loss_mean)):
+        if not any(one.predicted.dit_s <= arm.predicted.dit_s and one.is_no_worse(arm) for one in front):
+            front.append(arm)
+    return front
 
 
 def _reference(arms: Sequence[_Arm]) -> _Arm | None:

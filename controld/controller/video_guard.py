@@ -23,6 +23,7 @@ PINNED_S = 600.0
 
 _Z = 1.645
 _LEAST_MOTION = 1e-9
+_LEAST_FRAMES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +56,23 @@ class SettingEvidence:
     chunks: int = 0
     drift: Running = Running()
     log_motion: Running = Running()
+    moving: int = 0
+    """Of the chunks, those that brought frames enough to tell motion from."""
 
     def observe(self, report: ChunkReport) -> SettingEvidence:
-        """With one chunk more; a chunk that is not finite says nothing of either."""
+        """With one chunk more; one that is not finite says nothing of either, one without frames nothing of motion."""
         if report.has_nan:
             return self
+        drifted = replace(self, chunks=self.chunks + 1, drift=self.drift.add(report.drift))
+        if not shows_motion(report):
+            return drifted
         motion = math.log(max(report.flicker, _LEAST_MOTION))
-        return replace(
-            self, chunks=self.chunks + 1, drift=self.drift.add(report.drift), log_motion=self.log_motion.add(motion)
-        )
+        return replace(drifted, moving=self.moving + 1, log_motion=self.log_motion.add(motion))
+
+
+def shows_motion(report: ChunkReport) -> bool:
+    """Whether its flicker says anything: frames of a chunk may all come later, with another chunk or the clip's end."""
+    return report.frames >= _LEAST_FRAMES
 
 
 def breach(
@@ -81,11 +90,11 @@ def breach(
     found = evidence.drift.mean
     if drift is not None and found - _Z * evidence.drift.standard_error > drift:
         return f"latents drift by {found:.2f} of the sink's deviation over {evidence.chunks} chunks, above {drift:g}"
-    if motion is None or profile is None or not profile.motion:
+    if motion is None or profile is None or not profile.motion or evidence.moving < LEAST_CHUNKS:
         return ""
     # The median clip moves like the profile's; a mean of logs is not swayed by one wild scene.
     kept_log = evidence.log_motion.mean - math.log(profile.motion)
     if kept_log + _Z * evidence.log_motion.standard_error < math.log(motion):
         kept = math.exp(kept_log)
-        return f"frames move {kept:.0%} of what its profile says over {evidence.chunks} chunks, below {motion:.0%}"
+        return f"frames move {kept:.0%} of what its profile says over {evidence.moving} chunks, below {motion:.0%}"
     return ""

@@ -10,6 +10,7 @@ from typing import Any
 
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
+from controld.contract.video import EngineSetting
 
 
 class Gate(StrEnum):
@@ -116,16 +117,29 @@ class VideoPlan:
         return document
 
 
-def plans_to_json(plans: Mapping[str, VideoPlan]) -> str:
-    """The plans of a deployment's engines, by agent, as they are kept with the version that they became."""
-    document = {"kind": "video", "engines": {agent_id: plan.to_document() for agent_id, plan in plans.items()}}
+def plans_to_json(plans: Mapping[str, VideoPlan], settings: Mapping[str, EngineSetting]) -> str:
+    """The plans of a deployment's engines, by agent, as they are kept with the version that they became.
+
+    Args:
+        settings: all that the version tells, those of engines without a plan (they are not there) among them.
+    """
+    document = {
+        "kind": "video",
+        "engines": {agent_id: plan.to_document() for agent_id, plan in plans.items()},
+        "settings": {
+            agent_id: {"configuration": dict(setting.configuration), "reason": setting.reason}
+            for agent_id, setting in settings.items()
+        },
+    }
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def settings_of_json(text: str) -> dict[str, Configuration]:
+def settings_of_json(text: str) -> dict[str, EngineSetting]:
     """The settings by agent of what `plans_to_json` wrote. Raises: FieldError."""
     try:
-        engines = json.loads(text)["engines"]
-        return {name: Configuration(plan["setting"]) for name, plan in engines.items() if plan["setting"] is not None}
+        return {
+            agent_id: EngineSetting(configuration=Configuration(kept["configuration"]), reason=str(kept["reason"]))
+            for agent_id, kept in json.loads(text)["settings"].items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FieldError("video_plan", f"not the plans of video engines: {error}") from error

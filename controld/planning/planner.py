@@ -249,6 +249,8 @@ class Planner:
             try:
                 document = json.loads(text)
                 selector = Selector(document["kind"], document["deployment"])
+                if selector.kind == PlaneKind.LONGLIVE.value:
+                    continue  # `VideoPlanner`'s
                 pin = frozenset({(str(document["arm_id"]), str(document["service_class"]))})
             except (ValueError, KeyError, TypeError) as error:
                 _log.error("a line of the audit trail cannot be read: %s", error)

@@ -90,6 +90,13 @@ class EngineLessons:
         self.pins = self.pins.at(now_unix_s).with_pin(pin)
         return pin
 
+    def release(self, setting_id: str, now_unix_s: float) -> Pin | None:
+        """A person's word that a setting may be used again; the pin that there was."""
+        board = self.pins.at(now_unix_s)
+        found = next((pin for pin in board.pins if pin.arm_id == setting_id), None)
+        self.pins = board.without([setting_id])
+        return found
+
     def _learn_times(self, report: ChunkReport, profile: VideoProfile, hardware: str, now_unix_s: float) -> None:
         """Tell what the machine does to every setting from what is a setting's own.
 
@@ -110,7 +117,17 @@ class EngineLessons:
 
     def corrections(self, profiles: Iterable[VideoProfile], hardware: str, now_unix_s: float) -> dict[str, Corrections]:
         """What is known of each setting's times; of one that never ran, what the machine does to all."""
-        return {profile.setting_id: self._corrections(profile, hardware, now_unix_s) for profile in profiles}
+        untried: dict[bool, Corrections] = {}
+        found = {}
+        for profile in profiles:
+            at_home = priors_of(profile, hardware) is LOCAL_PRIORS
+            if profile.setting_id in self._stages:
+                found[profile.setting_id] = self._corrections(profile, hardware, now_unix_s)
+                continue
+            if at_home not in untried:
+                untried[at_home] = self._corrections(profile, hardware, now_unix_s)
+            found[profile.setting_id] = untried[at_home]
+        return found
 
     def _corrections(self, profile: VideoProfile, hardware: str, now_unix_s: float) -> Corrections:
         stages, priors = self._stages.get(profile.setting_id, {}), priors_of(profile, hardware)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from controld.candidates.video_profile import VideoProfile
 from controld.contract.decision import DEFAULT_CLASS
@@ -69,6 +70,31 @@ def engine_profiles(
         for setting_id in settings
         if all((setting_id, workload) in best for workload in wanted)
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """The profiles that fit an engine and what it serves.
+
+    Args:
+        profiles: one for each setting.
+        by_setting: the same by id.
+        offered: ids of those settings that the engine offers.
+    """
+
+    profiles: tuple[VideoProfile, ...]
+    by_setting: Mapping[str, VideoProfile]
+    offered: frozenset[str]
+
+
+def fitting_of(profiles: Iterable[VideoProfile], identity: AgentIdentity, workloads: Iterable[str]) -> Fitting:
+    """What `engine_profiles` and `offered_settings` say; with thousands of profiles it takes a while."""
+    found = engine_profiles(profiles, identity, workloads)
+    return Fitting(
+        profiles=tuple(found),
+        by_setting={profile.setting_id: profile for profile in found},
+        offered=offered_settings(identity.space_json, found),
+    )
 
 
 def _preference(profile: VideoProfile, identity: AgentIdentity) -> tuple[bool, float]:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from controld.candidates.video_profile import VideoProfile, is_video_document
 from controld.contract.clock import Clock
@@ -16,6 +15,7 @@ from controld.contract.errors import ControldError
 from controld.contract.snapshot import ClassRules, Resource
 from controld.contract.telemetry import Telemetry
 from controld.contract.video import Applied, ChunkReport, EngineSetting, EngineState, engine_setting_name
+from controld.controller.guard import EVERY_CLASS, Pin
 from controld.controller.video import decide_video
 from controld.controller.video_plan import VideoPlan, plans_to_json, settings_of_json
 from controld.controller.video_view import EngineView, Steering
@@ -24,12 +24,12 @@ from controld.fleet.server import FleetServer
 from controld.fleet.session import AgentSession
 from controld.obs.metrics import Metrics
 from controld.planning.plane import class_rules_of, selector_of
-from controld.planning.video_lessons import EngineLessons
-from controld.planning.video_plane import ENGINE_ROLE, engine_profiles, offered_settings, video_goals
+from controld.planning.video_engines import EngineBook, EngineKey, KnownEngine
+from controld.planning.video_plane import ENGINE_ROLE, Fitting, fitting_of, video_goals
 from controld.policy.model import PlaneKind, Policy, PolicySet
 from controld.store.errors import StoreError
 from controld.store.interface import Store
-from controld.store.records import AuditEvent, PosteriorRecord
+from controld.store.records import AuditEvent
 
 _log = logging.getLogger(__name__)
 
@@ -37,26 +37,10 @@ CHECKPOINT_INTERVAL_S = 10.0
 IDLE_REPLAN_S = 5.0
 """Chunks change what is known without waking anybody; look again this often."""
 
-MAX_ENGINES = 4096
-"""Beyond this many, those that are not connected are forgotten."""
+MAX_FITTINGS = 64
+"""Kinds of engines, by what they serve, whose fitting profiles are kept."""
 
-LESSONS_PREFIX = "video/"
 _KIND = PlaneKind.LONGLIVE.value
-
-
-@dataclass(slots=True)
-class _Engine:
-    """What is remembered of one engine."""
-
-    lessons: EngineLessons = field(default_factory=EngineLessons)
-    record_version: int = 0
-    dirty: bool = False
-    setting_id: str = ""
-    since_s: float = 0.0
-    plan: VideoPlan | None = None
-    pushed: Configuration | None = None
-    reason: str = ""
-    answered: tuple[str, int] = ("", 0)
 
 
 class VideoPlanner:
@@ -88,9 +72,10 @@ class VideoPlanner:
         self._interval_s = interval_s
         self._steering = steering or Steering()
         self.alarms: dict[Selector, str] = {}
-        self._engines: dict[tuple[Selector, str], _Engine] = {}
+        self._book = EngineBook(store, clock, self._connected)
         self._published: dict[Selector, tuple[dict[str, Configuration], ClassRules]] = {}
         self._profiles: tuple[VideoProfile, ...] = ()
+        self._fittings: dict[tuple[str, ...], Fitting] = {}
         self._profiles_are_stale = True
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -116,14 +101,14 @@ class VideoPlanner:
         """The fleet's callback: what an engine serves, and what memory it has."""
         if session.identity.kind != _KIND or telemetry.engine is None:
             return
-        engine = self._engine(session)
+        engine = await self._engine(session)
         if engine.setting_id != telemetry.engine.setting_id:
             engine.setting_id, engine.since_s = telemetry.engine.setting_id, self._clock.monotonic_s()
         self.wake()
 
     async def on_applied(self, session: AgentSession, answer: Applied) -> None:
         """The fleet's callback: an engine took a setting, or refused it."""
-        engine = self._engine(session)
+        engine = await self._engine(session)
         told = session.identity.instance_id, answer.version
         if engine.answered == told:
             return  # the last answer is told again on every stream
@@ -131,20 +116,23 @@ class VideoPlanner:
         if not answer.refused:
             engine.lessons.applied(answer)
             self._metrics.video_settings.labels("applied").inc()
-        elif engine.pushed is not None and answer.setting_id != engine.pushed.config_id:
+        else:
             self._metrics.video_settings.labels("refused").inc()
-            problems = "; ".join(answer.refused.values())
-            reason = f"the engine refused it: {problems}"
-            engine.lessons.pin(engine.pushed.config_id, reason, self._clock.unix_s())
-            await self._note_pin(session, engine.pushed.config_id, reason)
+            # Of the setting that this version asked for: another one may have been published since.
+            asked = engine.asked(answer.version)
+            if asked and asked != answer.setting_id:
+                reason = f"the engine refused it: {'; '.join(answer.refused.values())}"
+                engine.lessons.pin(asked, reason, self._clock.unix_s())
+                await self._note_pin(_key(session), asked, reason)
         engine.dirty = True
         self.wake()
 
     async def on_chunks(self, session: AgentSession, reports: tuple[ChunkReport, ...]) -> None:
         """The fleet's callback: chunks were made."""
-        engine = self._engine(session)
+        engine = await self._engine(session)
         policy = self._policies().for_plane(session.identity.kind, session.identity.deployment)
-        known = {profile.setting_id: profile for profile in self._known(session, policy)} if policy else {}
+        state = session.telemetry.engine if session.telemetry is not None else None
+        known = (await self._fitting(session, policy, state)).by_setting if policy else {}
         for report in reports:
             self._metrics.video_chunks.labels("not_finite" if report.has_nan else "made").inc()
             pin = engine.lessons.observe(
@@ -156,31 +144,27 @@ class VideoPlanner:
                 motion=policy.guard.motion if policy else None,
             )
             if pin is not None:
-                await self._note_pin(session, pin.arm_id, pin.reason)
+                await self._note_pin(_key(session), pin.arm_id, pin.reason)
                 self.wake()
         engine.dirty = True
 
-    async def _note_pin(self, session: AgentSession, setting_id: str, reason: str) -> None:
+    async def _note_pin(self, key: EngineKey, setting_id: str, reason: str) -> None:
         _log.warning("setting out of use", extra={"setting_id": setting_id, "reason": reason})
-        identity = session.identity
+        await self._audit(AuditEvent.ARM_PINNED_OFF, key, setting_id, reason)
+
+    async def _audit(self, event: AuditEvent, key: EngineKey, setting_id: str, reason: str) -> None:
+        selector, agent_id = key
         document = {
-            "kind": identity.kind, "deployment": identity.deployment, "agent_id": identity.agent_id,
-            "arm_id": setting_id, "reason": reason,
+            "kind": selector.kind, "deployment": selector.deployment, "agent_id": agent_id,
+            "arm_id": setting_id, "service_class": EVERY_CLASS, "reason": reason,
         }  # fmt: skip
-        await self._store.audit.append(AuditEvent.ARM_PINNED_OFF, json.dumps(document, sort_keys=True))
+        await self._store.audit.append(event, json.dumps(document, sort_keys=True))
 
     # ------------------------------------------------------------------------------------ life
 
     async def restore(self) -> None:
         """Take over what an earlier process learned and pushed. Raises: StoreError."""
-        for record in await self._store.posteriors.list(LESSONS_PREFIX):
-            _, deployment, agent_id = record.key.split("/", 2)
-            engine = _Engine(record_version=record.version)
-            try:
-                engine.lessons = EngineLessons.from_document(json.loads(record.document))
-            except (ControldError, ValueError) as error:
-                _log.warning("what engine %s taught is lost: %s", agent_id, error)
-            self._engines[Selector(_KIND, deployment), agent_id] = engine
+        await self._book.restore()
         for policy in self._video_policies():
             selector = selector_of(policy)
             latest = await self._store.versions.latest(selector.kind, selector.deployment)
@@ -191,8 +175,8 @@ class VideoPlanner:
             except ControldError as error:
                 _log.warning("the last settings cannot be read: %s", error, extra={"version": latest.number})
                 continue
-            for agent_id, configuration in settings.items():
-                self._engines.setdefault((selector, agent_id), _Engine()).pushed = configuration
+            for agent_id, setting in settings.items():
+                self._book.restore_setting((selector, agent_id), setting, latest.number)
 
     async def start(self) -> None:
         """Publish once, and go on planning. Raises: StoreError."""
@@ -251,73 +235,82 @@ class VideoPlanner:
             if session.identity.role == ENGINE_ROLE and session.telemetry is not None:
                 alarms.append(await self._plan_engine(policy, session))
         self.alarms[selector] = "; ".join(alarm for alarm in alarms if alarm)
-        engines = {name: engine for (each, name), engine in self._engines.items() if each == selector}
-        settings = {name: engine.pushed for name, engine in engines.items() if engine.pushed is not None}
-        rules = class_rules_of(policy)
-        if self._published.get(selector) == (settings, rules) and self._fleet.desired(selector) is not None:
+        engines = {name: engine for (each, name), engine in self._book.engines.items() if each == selector}
+        settings = {name: engine.pushed for name, engine in sorted(engines.items()) if engine.pushed is not None}
+        wanted = {name: setting.configuration for name, setting in settings.items()}, class_rules_of(policy)
+        if self._published.get(selector) == wanted and self._fleet.desired(selector) is not None:
             return False
-        resources = [
-            Resource(engine_setting_name(name), EngineSetting(configuration=one, reason=engines[name].reason))
-            for name, one in sorted(settings.items())
-        ]
+        resources = [Resource(engine_setting_name(name), setting) for name, setting in settings.items()]
+        plans = {name: engine.plan for name, engine in engines.items() if engine.plan is not None}
         version = await self._fleet.publish(
             selector,
-            [*resources, Resource("class_rules", rules)],
+            [*resources, Resource("class_rules", wanted[1])],
             policy_generation=generation,
-            explanations_json=plans_to_json({n: e.plan for n, e in engines.items() if e.plan is not None}),
+            explanations_json=await asyncio.to_thread(plans_to_json, plans, settings),
         )
-        self._published[selector] = settings, rules
+        for engine in engines.values():
+            engine.tell(version)
+        self._published[selector] = wanted
         self._metrics.plans.labels("published").inc()
         self._metrics.published_version.set(version)
         return True
 
     async def _plan_engine(self, policy: Policy, session: AgentSession) -> str:
         """Decide for one engine; what the operator should know, or nothing."""
-        engine, state = self._engine(session), session.telemetry.engine if session.telemetry else None
+        engine, state = await self._engine(session), session.telemetry.engine if session.telemetry else None
         if state is None:
             return f"{session.agent_id} says nothing of its engine"
-        profiles = self._known(session, policy, state)
-        if not profiles:
+        fitting = await self._fitting(session, policy, state)
+        if not fitting.profiles:
             return f"no profile of workload {', '.join(self._workloads(policy, state))} fits {session.agent_id}"
-        view = self._view(policy, session, engine, state, profiles)
-        goals = video_goals(policy, state.sessions)
-        plan = await asyncio.to_thread(decide_video, goals, profiles, view, self._steering)
+        # Looking at thousands of settings takes a while; streams must not wait for it.
+        plan = await asyncio.to_thread(self._decide, policy, session, engine, state, fitting)
         engine.plan = plan
         if plan.setting is None:
             return f"{session.agent_id}: {plan.reason}"
-        engine.pushed, engine.reason = plan.setting, plan.reason
+        engine.pushed = EngineSetting(configuration=plan.setting, reason=plan.reason)
         return "" if plan.meets_targets else f"{session.agent_id}: {plan.reason}"
 
+    def _decide(
+        self, policy: Policy, session: AgentSession, engine: KnownEngine, state: EngineState, fitting: Fitting
+    ) -> VideoPlan:
+        view = self._view(policy, session, engine, state, fitting)
+        return decide_video(video_goals(policy, state.sessions), fitting.profiles, view, self._steering)
+
     def _view(
-        self,
-        policy: Policy,
-        session: AgentSession,
-        engine: _Engine,
-        state: EngineState,
-        profiles: list[VideoProfile],
+        self, policy: Policy, session: AgentSession, engine: KnownEngine, state: EngineState, fitting: Fitting
     ) -> EngineView:
         now_unix_s = self._clock.unix_s()
-        lessons = engine.lessons
-        named = {profile.setting_id: profile.configuration for profile in profiles}
-        if engine.pushed is not None:
-            named.setdefault(engine.pushed.config_id, engine.pushed)
+        lessons, in_force = engine.lessons, None
+        if state.setting_id in fitting.by_setting:
+            in_force = fitting.by_setting[state.setting_id].configuration
+        elif engine.pushed is not None and engine.pushed.setting_id == state.setting_id:
+            in_force = engine.pushed.configuration
         return EngineView(
-            in_force=named.get(state.setting_id),
+            in_force=in_force,
             in_force_s=self._clock.monotonic_s() - engine.since_s,
             facts=session.identity.engine,
-            offered=offered_settings(session.identity.space_json, profiles),
+            offered=fitting.offered,
             memory_limit_bytes=state.memory_limit_bytes,
-            corrections=lessons.corrections(profiles, session.identity.hardware, now_unix_s),
+            corrections=lessons.corrections(fitting.profiles, session.identity.hardware, now_unix_s),
             switch_seconds=dict(lessons.switch_seconds),
             keeps_kv=dict(lessons.keeps_kv),
             pins=lessons.pins.at(now_unix_s),
             motion=policy.guard.motion,
         )
 
-    def _known(self, session: AgentSession, policy: Policy, state: EngineState | None = None) -> list[VideoProfile]:
-        if state is None and session.telemetry is not None:
-            state = session.telemetry.engine
-        return engine_profiles(self._profiles, session.identity, self._workloads(policy, state))
+    async def _fitting(self, session: AgentSession, policy: Policy, state: EngineState | None) -> Fitting:
+        identity, workloads, profiles = session.identity, self._workloads(policy, state), self._profiles
+        key = identity.model_fingerprint, identity.hardware, identity.space_json, *workloads
+        known = self._fittings.get(key)
+        if known is not None:
+            return known
+        found = await asyncio.to_thread(fitting_of, profiles, identity, workloads)
+        if profiles is self._profiles:
+            if len(self._fittings) >= MAX_FITTINGS:
+                self._fittings.clear()
+            self._fittings[key] = found
+        return found
 
     @staticmethod
     def _workloads(policy: Policy, state: EngineState | None) -> list[str]:
@@ -350,36 +343,55 @@ class VideoPlanner:
             except ControldError as error:
                 _log.error("video profile left out: %s", error, extra={"config_id": record.key.config_id})
         self._profiles = tuple(found)
+        self._fittings.clear()
 
     async def _checkpoint(self) -> None:
         self._checkpoint_due_s = self._clock.monotonic_s() + CHECKPOINT_INTERVAL_S
-        for (selector, agent_id), engine in list(self._engines.items()):
-            if not engine.dirty:
-                continue
-            engine.dirty = False
-            text = json.dumps(engine.lessons.to_document(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-            key = f"{LESSONS_PREFIX}{selector.deployment}/{agent_id}"
-            try:
-                record = PosteriorRecord(key=key, version=engine.record_version, document=text)
-                await self._store.posteriors.put([record])
-            except StoreError:
-                engine.dirty = True
-                raise
-            engine.record_version += 1
+        await self._book.checkpoint()
 
     # ------------------------------------------------------------------------------------ for people
 
     def plans(self) -> dict[tuple[Selector, str], VideoPlan]:
         """The last decision for each engine."""
-        return {key: engine.plan for key, engine in self._engines.items() if engine.plan is not None}
+        return {key: engine.plan for key, engine in self._book.engines.items() if engine.plan is not None}
+
+    def pins(self) -> list[tuple[EngineKey, Pin]]:
+        """Settings out of use, each for one engine."""
+        now_unix_s = self._clock.unix_s()
+        return [(key, pin) for key, one in self._book.engines.items() for pin in one.lessons.pins.at(now_unix_s).pins]
+
+    async def release(self, setting_id: str, deployment: str | None) -> list[tuple[EngineKey, Pin]]:
+        """A person's word that a setting may be used again; the pins that there were.
+
+        Args:
+            deployment: of the engines; None: wherever it is pinned.
+
+        Raises:
+            StoreError: it could not be written down.
+        """
+        released = []
+        for key, engine in list(self._book.engines.items()):
+            if deployment not in (None, key[0].deployment):
+                continue
+            pin = engine.lessons.release(setting_id, self._clock.unix_s())
+            if pin is None:
+                continue
+            engine.dirty = True
+            released.append((key, pin))
+            await self._audit(AuditEvent.ARM_RELEASED, key, setting_id, "by the operator")
+        if released:
+            self.wake()
+        return released
 
     def _video_policies(self) -> list[Policy]:
         return [policy for policy in self._policies().policies if policy.kind is PlaneKind.LONGLIVE]
 
-    def _engine(self, session: AgentSession) -> _Engine:
-        key = Selector(session.identity.kind, session.identity.deployment), session.agent_id
-        if key not in self._engines and len(self._engines) >= MAX_ENGINES:
-            here = {(Selector(s.identity.kind, s.identity.deployment), s.agent_id) for s in self._fleet.sessions()}
-            for gone in [known for known in self._engines if known not in here]:
-                del self._engines[gone]
-        return self._engines.setdefault(key, _Engine(since_s=self._clock.monotonic_s()))
+    async def _engine(self, session: AgentSession) -> KnownEngine:
+        return await self._book.of(_key(session))
+
+    def _connected(self) -> frozenset[EngineKey]:
+        return frozenset(_key(session) for session in self._fleet.sessions())
+
+
+def _key(session: AgentSession) -> EngineKey:
+    return Selector(session.identity.kind, session.identity.deployment), session.agent_id

@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 
 from controld.contract.configuration import Configuration
-from controld.contract.video import Applied, EngineFacts, MemorySplit, Transition, TransitionPlan
+from controld.contract.video import Applied, ChunkReport, EngineFacts, MemorySplit, Transition, TransitionPlan
 from dataplanes.agent import AgentIdentity, VideoAgent
 from dataplanes.longlive.engine import ChunkResult, EngineCapabilities, EngineError, LoadSpec, SessionSpec, VideoEngine
 
@@ -66,6 +66,7 @@ class SteeredEngine:
         self._engine = engine
         self._agent = agent
         self._classes: dict[str, str] = {}
+        self._made: dict[str, int] = {}
         self._memory_limit_bytes = 0
         self._chunk = 0
         self._in_force = ""
@@ -80,7 +81,7 @@ class SteeredEngine:
     def load(self, spec: LoadSpec) -> MemorySplit:
         """As the engine's; what controld wants is asked for again at the next chunk. Raises: EngineError."""
         split = self._engine.load(spec)
-        self._classes.clear()
+        self._forget_sessions()
         self._in_force, self._in_force_version = spec.setting.config_id, 0
         self._asked, self._asked_version = spec.setting.config_id, 0
         self._memory_limit_bytes = spec.memory_limit_bytes
@@ -90,7 +91,7 @@ class SteeredEngine:
     def unload(self) -> MemorySplit:
         """As the engine's."""
         split = self._engine.unload()
-        self._classes.clear()
+        self._forget_sessions()
         self._tell()
         return split
 
@@ -126,17 +127,21 @@ class SteeredEngine:
         except EngineError as error:
             # The engine closes a session that it cannot go on with; a worker that died takes all of them along.
             if error.code in _ALL_LOST:
-                self._classes.clear()
-            self._classes.pop(session_id, None)
+                self._forget_sessions()
+            self._answer(error.applied)
+            if error.code == "engine.not_finite" and session_id in self._classes:
+                # The chunk has no report of its own, and its setting must not go on unnoticed.
+                self._agent.chunk(self._not_finite(session_id))
+            self._forget(session_id)
             self._tell()
             raise
         self._chunk = result.report.chunk + 1
-        for applied in result.applied:
-            self._in_force, self._in_force_version = applied.setting_id, applied.version
-            self._agent.applied(applied)
+        self._made[session_id] = result.report.session_chunk + 1
+        self._answer(result.applied)
+        self._in_force = result.report.setting_id
         self._agent.chunk(result.report)
         if result.is_last:
-            self._classes.pop(session_id, None)
+            self._forget(session_id)
         self._tell()
         return result
 
@@ -149,7 +154,7 @@ class SteeredEngine:
     def close(self, session_id: str) -> torch.Tensor:
         """As the engine's. Raises: EngineError."""
         frames = self._engine.close(session_id)
-        self._classes.pop(session_id, None)
+        self._forget(session_id)
         self._tell()
         return frames
 
@@ -177,6 +182,40 @@ class SteeredEngine:
                     refused={error.code: str(error)},
                 )
             )
+
+    def _answer(self, answers: tuple[Applied, ...]) -> None:
+        for applied in answers:
+            self._in_force, self._in_force_version = applied.setting_id, applied.version
+            self._agent.applied(applied)
+
+    def _not_finite(self, session_id: str) -> ChunkReport:
+        """Of the chunk that was thrown away: nothing but what it ran under and that it was not finite."""
+        return ChunkReport(
+            session_id=session_id,
+            service_class=self._classes[session_id],
+            setting_id=self._in_force,
+            chunk=self._chunk,
+            session_chunk=self._made.get(session_id, 0),
+            frames=0,
+            denoise_s=(),
+            recache_s=0.0,
+            vae_s=0.0,
+            vae_overlap=0.0,
+            total_s=0.0,
+            first_frame_s=0.0,
+            fps_denoise=0.0,
+            fps_end_to_end=0.0,
+            memory=MemorySplit(),
+            has_nan=True,
+        )
+
+    def _forget(self, session_id: str) -> None:
+        self._classes.pop(session_id, None)
+        self._made.pop(session_id, None)
+
+    def _forget_sessions(self) -> None:
+        self._classes.clear()
+        self._made.clear()
 
     def _tell(self) -> None:
         self._agent.engine_is(

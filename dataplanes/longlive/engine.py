@@ -27,10 +27,14 @@ class EngineError(ControldError):
             `engine.unknown_session`, `engine.not_loaded`, `engine.decoder_failed`, `engine.failed` (its own code or a
             library raised).
         hint: what can be done.
+        applied: settings that took effect at the begin of the step that failed, oldest first; they stay in force.
     """
 
-    def __init__(self, message: str, *, code: str = "engine.refused", hint: str = "") -> None:
+    def __init__(
+        self, message: str, *, code: str = "engine.refused", hint: str = "", applied: tuple[Applied, ...] = ()
+    ) -> None:
         super().__init__(message, code=code, hint=hint)
+        self.applied = applied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +169,7 @@ class VideoEngine(Protocol):
 
         Raises:
             EngineError: NaN in the latents (the session is closed, others go on), the worker died, unknown session.
+                What was put in force before it failed is in `EngineError.applied`.
         """
         ...
 

@@ -54,6 +54,7 @@ GRID: Final[Mapping[str, tuple[Value, ...]]] = {
 }
 """What is measured unless one says otherwise: precision, steps and window."""
 
+_LEAST_FRAMES = 2
 _WARM_CHUNKS = 2
 _TIMED_CHUNKS = 6
 """With the warm ones, enough to fill the largest window."""
@@ -144,7 +145,8 @@ def profile_document(measured: Measured, reference: Measured, checkpoint: str) -
     excess, error = (0.0, 0.0) if measured is reference else quality.excess(reference.quality)
     memory = reports[-1].memory
     decoded = [report.vae_s for report in reports if report.vae_s > 0]
-    flicker = statistics.fmean(report.flicker for report in reference.reports)
+    # Frames of a chunk may come with a later one: a report that brought none says nothing of motion.
+    seen = [report.flicker for report in reference.reports if report.frames >= _LEAST_FRAMES]
     kept = quality.motion / reference.quality.motion if reference.quality.motion > 0 else 1.0
     return {
         "kind": "video",
@@ -167,7 +169,7 @@ def profile_document(measured: Measured, reference: Measured, checkpoint: str) -
             "session_bytes": max(_total(measured.memory_of_two) - _total(memory) - memory.kv_bytes, 0),
         },
         "drift": statistics.fmean(report.drift for report in reports),
-        "motion": flicker * kept,
+        "motion": statistics.fmean(seen) * kept if seen else None,
         "measured_unix_s": time.time(),
         "provenance": f"grid, {len(quality.segments)} held-out clips, loss beyond the full setting",
     }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from controld.candidates.video_profile import Source, VideoMemory, VideoProfile, is_video_document
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
-from controld.contract.video import ChunkReport, EngineFacts, MemorySplit, Transition
+from controld.contract.video import ChunkReport, EngineFacts, EngineSetting, MemorySplit, Transition
 from controld.controller.guard import Pin, PinBoard
 from controld.controller.knobs.video import VideoStage, log_ratios, predict
 from controld.controller.posterior import StageCorrection
@@ -258,7 +258,8 @@ def test_a_chosen_setting_meets_all_targets_whenever_any_does(
 
 def test_plans_and_profiles_survive_being_kept() -> None:
     plan = decide_video([goal(fps=20)], ALL, view())
-    assert settings_of_json(plans_to_json({"e0": plan})) == {"e0": plan.setting}
+    gone = EngineSetting(configuration=setting("nvfp4", 2), reason="of an engine that is not there")
+    assert settings_of_json(plans_to_json({"e0": plan}, {"e1": gone})) == {"e1": gone}
     kept = VideoProfile.from_json(ALL[0].to_json())
     assert kept == ALL[0]
     assert is_video_document(ALL[0].to_json())

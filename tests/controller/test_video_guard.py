@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -120,3 +121,31 @@ def test_times_are_learned_by_setting_and_survive_being_kept() -> None:
     for damaged in ({}, {**kept.to_document(), "stages": {"a": {"x": []}}}, {**kept.to_document(), "pins": "{"}):
         with pytest.raises(FieldError):
             EngineLessons.from_document(damaged)
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_a_chunk_whose_frames_come_with_a_later_one_is_not_one_that_does_not_move(every: int) -> None:
+    """Asynchronous decoding: some reports have no frames, others those of several chunks."""
+    evidence = SettingEvidence()
+    for number in range(60):
+        comes = number % every == every - 1
+        evidence = evidence.observe(report(frames=8 * every * comes, flicker=0.04 * comes, vae_s=0.1 * comes))
+    assert breach(evidence, PROFILE, drift=0.5, motion=0.7) == ""
+    assert evidence.log_motion.mean == pytest.approx(math.log(0.04))
+
+
+def test_decoding_at_the_end_says_nothing_of_motion_but_of_drift() -> None:
+    still = SettingEvidence()
+    drifting = SettingEvidence()
+    for _ in range(60):
+        still = still.observe(report(frames=0, flicker=0.0, vae_s=0.0))
+        drifting = drifting.observe(report(frames=0, flicker=0.0, vae_s=0.0, drift=0.9))
+    assert breach(still, PROFILE, drift=0.5, motion=0.7) == ""
+    assert "latents drift" in breach(drifting, PROFILE, drift=0.5, motion=0.7)
+
+
+def test_a_frozen_clip_is_a_breach() -> None:
+    frozen = SettingEvidence()
+    for _ in range(40):
+        frozen = frozen.observe(report(flicker=0.0))
+    assert "frames move 0%" in breach(frozen, PROFILE, drift=0.5, motion=0.7)

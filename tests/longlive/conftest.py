@@ -28,7 +28,7 @@ class DoubleEngine:
     Attributes:
         pass_s, vae_s: seconds that each forward pass and each decoding is said to take.
         refuse: why the next settings are refused; empty: they are taken.
-        makes_nan: settings under which chunks are not finite.
+        makes_nan: settings under which chunks are not finite, so that the step fails and its session is closed.
         dies: the next step finds the worker dead, and what waited is lost with it.
     """
 
@@ -91,13 +91,15 @@ class DoubleEngine:
                     transition=Transition.CHUNK, seconds=0.0, keeps_kv=True,
                 ),
             )  # fmt: skip
+        if self.setting.config_id in self.makes_nan:
+            del self._sessions[session_id]
+            raise EngineError(f"session {session_id}: is not finite", code="engine.not_finite", applied=applied)
         steps = int(self.setting.get("steps", 1))
         dit_s = self.pass_s * (steps + 1)
         overlaps = self.setting.get("vae") == "async"
         report = make_report(
             denoise_s=(self.pass_s,) * steps, recache_s=self.pass_s, vae_s=self.vae_s,
             total_s=max(dit_s, self.vae_s) if overlaps else dit_s + self.vae_s,
-            has_nan=self.setting.config_id in self.makes_nan,
             session_id=session_id, service_class=self._sessions[session_id].service_class,
             setting_id=self.setting.config_id, chunk=self._chunk, session_chunk=self._made[session_id],
         )  # fmt: skip

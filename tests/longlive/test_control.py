@@ -23,7 +23,7 @@ from controld.store.records import ProfileKey, ProfileRecord
 from controld.store.sqlite import SqliteStore
 from dataplanes.agent import AgentTiming, VideoAgent
 from dataplanes.longlive.agent import SteeredEngine, engine_identity
-from dataplanes.longlive.engine import LoadSpec, SessionSpec
+from dataplanes.longlive.engine import EngineError, LoadSpec, SessionSpec
 
 SELECTOR = Selector("longlive", "video")
 PATIENCE_S = 10.0
@@ -81,7 +81,7 @@ class House:
             on_telemetry=self._on_telemetry,
         )  # fmt: skip
         self.planner = self._planner()
-        self.chunks = 0
+        self.chunks = self.thrown_away = 0
         self.double = double
         identity = engine_identity(
             double.capabilities(), deployment="video", agent_id="e0", model_name="double", model_fingerprint="m"
@@ -99,7 +99,8 @@ class House:
 
     async def _on_chunks(self, session: Any, reports: Any) -> None:
         await self.planner.on_chunks(session, reports)
-        self.chunks += len(reports)
+        self.chunks += sum(not report.has_nan for report in reports)
+        self.thrown_away += sum(report.has_nan for report in reports)
 
     async def _on_telemetry(self, *told: Any) -> None:
         await self.planner.on_telemetry(*told)
@@ -222,7 +223,11 @@ async def test_a_setting_that_the_engine_refuses_is_set_aside_with_its_reason(ho
 async def test_a_chunk_that_is_not_finite_takes_its_setting_out(house: House) -> None:
     house.double.makes_nan = {BEST.config_id}
     house.open("a")
-    assert await house.rounds(3) != BEST
+    with pytest.raises(EngineError, match="not finite"):
+        await house.round()
+    await eventually(lambda: house.thrown_away == 1, "the daemon heard of it")
+    house.open("b")
+    assert await house.rounds(2) != BEST
     events = [event.document for event in await house.store.audit.recent(10)]
     assert any("a chunk was not finite" in document for document in events)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,17 @@ def test_a_profile_is_the_paired_excess_and_the_daemon_reads_it(report: Callable
     assert (found[0].memory.total(1), found[0].memory.total(2)) == (190, 237), "as one and two sessions held"
     with pytest.raises(FieldError, match="at least 2"):
         profiler.profile_document(measured(quality(0.1), report), full, "untrained")
+
+
+def test_reports_that_brought_no_frames_say_nothing_of_a_profiles_motion(report: Callable[..., Any]) -> None:
+    full = measured(quality(0.1, 0.5), report)
+    late = replace(full.reports[0], frames=0, flicker=0.0)
+    some = replace(full, reports=(*full.reports, late, late))
+    (found,) = read_video_profiles(document(profiler.profile_document(some, some, "untrained")))
+    assert found.motion == pytest.approx(0.04)
+    none = replace(full, reports=(late, late))
+    (found,) = read_video_profiles(document(profiler.profile_document(none, none, "untrained")))
+    assert found.motion is None, "not measured, which is not the same as none"
 
 
 def test_equal_work_is_given_equal_time_that_of_the_least_disturbed() -> None:

@@ -215,6 +215,28 @@ async def test_a_worker_that_died_leaves_no_session_and_the_next_load_is_steered
     assert steered.step("c").report.setting_id == TWO.config_id
 
 
+async def test_a_chunk_that_failed_is_told_with_the_setting_that_it_ran_under(
+    start: Any, steer: Any, double: Any, heard: Heard
+) -> None:
+    server, address = await start()
+    steered = steer(address)
+    for name in ("a", "b"):
+        steered.open(SessionSpec(session_id=name, prompt="red square", service_class="live"))
+        steered.step(name)
+    version = await publish(server, TWO)
+    await acknowledged(server, version)
+    double.makes_nan = {TWO.config_id}
+    with pytest.raises(EngineError, match="not finite"):
+        steered.step("a")
+    await eventually(lambda: len(heard.chunks) == 3 and bool(heard.applied), "the chunk is told, and the answer")
+    (answer,), seen = heard.applied, heard.chunks[-1]
+    assert (answer.version, answer.setting_id, answer.refused) == (version, TWO.config_id, {})
+    assert (seen.setting_id, seen.has_nan, seen.frames) == (TWO.config_id, True, 0)
+    assert (seen.session_id, seen.service_class, seen.chunk, seen.session_chunk) == ("a", "live", 2, 1)
+    await eventually(lambda: server.sessions()[0].telemetry.engine.sessions == {"live": 1}, "one session is left")
+    assert server.sessions()[0].telemetry.engine.setting_id == TWO.config_id
+
+
 async def test_a_session_that_ended_or_failed_is_not_counted_any_more(start: Any, steer: Any) -> None:
     server, address = await start()
     steered = steer(address)

@@ -58,6 +58,7 @@ class Failure:
     message: str
     code: str
     hint: str
+    applied: tuple[video.Applied, ...] = ()
 
 
 def _tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:

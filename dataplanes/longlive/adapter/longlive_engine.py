@@ -167,6 +167,7 @@ class LongLiveEngine:
             failure = _as_engine_error(error)
         if failure is not None:
             self._drop_clip()
+            failure.applied = applied
             raise failure
         return self._result(clip, record, applied, begun_s)
 
@@ -213,6 +214,7 @@ class LongLiveEngine:
                 f"chunk {clip.chunk - 1} of session {clip.spec.session_id} has latents that are not finite",
                 code="engine.not_finite",
                 hint="the session is closed; take a setting of more precision",
+                applied=applied,
             )
         taken = driver.take_decoded(wait=driver.setting[names.VAE] in ("batch", "stream"))
         report = make_report(

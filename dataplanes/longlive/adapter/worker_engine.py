@@ -198,6 +198,7 @@ class WorkerEngine:
             except EngineError as error:
                 if error.code in _CLOSED:
                     self._sessions.pop(session_id, None)
+                error.applied = self._applied(error.applied)
                 raise
             return self._as_ours(session, result)
 
@@ -239,15 +240,7 @@ class WorkerEngine:
             session_chunk=result.report.session_chunk + session.chunks_before,
             first_frame_s=0.0 if session.has_frames else result.report.first_frame_s,
         )
-        applied = tuple(replace(one, chunk=one.chunk + self._chunks_before) for one in result.applied)
-        # The worker names a setting by its id only.
-        if self._queued is not None and applied:
-            if applied[-1].setting_id == self._queued.config_id:
-                self._setting = self._queued
-            self._queued = None
-        if self._restarted is not None:
-            applied = (self._restarted, *applied)
-            self._restarted = None
+        applied = self._applied(result.applied)
         session.chunks += 1
         self._chunk = report.chunk + 1
         frames = _joined((*session.waiting, result.frames))
@@ -256,6 +249,19 @@ class WorkerEngine:
         while session.pushed and session.pushed[0][0] < session.chunks_before + session.chunks:
             session.prompt = session.pushed.pop(0)[1]
         return replace(result, frames=frames, report=report, applied=applied)
+
+    def _applied(self, theirs: tuple[Applied, ...]) -> tuple[Applied, ...]:
+        """What took effect, as its owner counts; each is told once, whether the chunk came to be or not."""
+        applied = tuple(replace(one, chunk=one.chunk + self._chunks_before) for one in theirs)
+        # The worker names a setting by its id only.
+        if self._queued is not None and applied:
+            if applied[-1].setting_id == self._queued.config_id:
+                self._setting = self._queued
+            self._queued = None
+        if self._restarted is not None:
+            applied = (self._restarted, *applied)
+            self._restarted = None
+        return applied
 
     def _replace_worker(self, waiting: _Waiting) -> None:
         spec, before = self._spec, self._setting

@@ -17,6 +17,7 @@ from typing import Any
 
 from controld.contract.errors import ControldError
 from dataplanes.longlive.adapter.channel import Answer, Channel, ChannelClosedError, Failure, Request
+from dataplanes.longlive.engine import EngineError
 
 START = "start"
 METHODS = frozenset({"capabilities", "load", "unload", "plan", "apply", "open", "step", "push_prompt", "close"})
@@ -45,7 +46,8 @@ def _answer(engine: Any, request: Request) -> Answer | Failure:
             return Failure(request.number, f"unknown method {request.method!r}", "engine.refused", "")
         return Answer(request.number, getattr(engine, request.method)(*request.arguments, **request.keywords))
     except ControldError as error:
-        return Failure(request.number, error.message, error.code, error.hint)
+        applied = error.applied if isinstance(error, EngineError) else ()
+        return Failure(request.number, error.message, error.code, error.hint, applied)
     # The process edge: whatever the engine's own code raises is told to the owner, whole in the log.
     except Exception as error:  # noqa: BLE001
         traceback.print_exc()

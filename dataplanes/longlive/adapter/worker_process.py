@@ -174,7 +174,7 @@ class WorkerProcess:
             self.end()
             raise WorkerGoneError(f"the worker died during {method}: {self._how_it_ended()} ({error})") from error
         if isinstance(answer, Failure) and answer.number == self._number:
-            raise EngineError(answer.message, code=answer.code, hint=answer.hint)
+            raise EngineError(answer.message, code=answer.code, hint=answer.hint, applied=answer.applied)
         if isinstance(answer, Answer) and answer.number == self._number:
             return answer.value
         self.end()

@@ -240,6 +240,7 @@ class ReferenceEngine:
                 self.unload()
                 raise
             self._end(session_id)
+            error.applied = applied
             error.hint = error.hint or "the session is closed, others go on"
             raise
         session.end_chunk(place, prompt, made.latents, loaded.generator.kept(session_id))

@@ -232,9 +232,12 @@ def test_latents_that_are_not_finite_close_the_session_and_the_engine_goes_on(
     monkeypatch.setenv("LONGLIVE_DOUBLE_FAULT", "nan_at_position=8")
     engine.open(SessionSpec(session_id="a", prompt="a cat", chunks=4))
     engine.step("a")
+    other = setting(vae="async")
+    engine.apply(other, version=3)
     with pytest.raises(EngineError, match="not finite") as caught:
         engine.step("a")
     assert caught.value.code == "engine.not_finite"
+    assert [(one.version, one.setting_id) for one in caught.value.applied] == [(3, other.config_id)]
     with pytest.raises(EngineError, match="unknown session"):
         engine.step("a")
     monkeypatch.delenv("LONGLIVE_DOUBLE_FAULT")

@@ -64,6 +64,18 @@ def test_killed_in_the_middle_of_a_chunk(make_worker: Make, tmp_path: Path) -> N
     killer.join()
 
 
+def test_what_a_failed_step_put_in_force_comes_over_with_its_error(make_worker: Make) -> None:
+    engine = make_worker(environment={"LONGLIVE_DOUBLE_FAULT": "nan_at_position=8"})
+    engine.load(SPEC)
+    engine.open(SessionSpec(session_id="a", prompt="a cat", chunks=4))
+    engine.step("a")
+    other = setting(vae="async")
+    engine.apply(other, version=3)
+    with pytest.raises(EngineError, match="not finite") as caught:
+        engine.step("a")
+    assert [(one.version, one.setting_id, one.chunk) for one in caught.value.applied] == [(3, other.config_id, 1)]
+
+
 def test_out_of_memory_at_load_then_a_smaller_setting(make_worker: Make) -> None:
     engine = make_worker(environment={"LONGLIVE_DOUBLE_FAULT": "oom_at_load=model_bf16.pt"})
     with pytest.raises(EngineError, match="no memory for model_bf16") as caught:

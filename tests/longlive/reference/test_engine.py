@@ -248,10 +248,16 @@ def test_a_latent_that_is_not_finite_ends_its_session_and_no_other() -> None:
     held = engine._loaded.generator._caches["a"].entries[0].values[0].data  # type: ignore[union-attr]
     assert isinstance(held, torch.Tensor)
     held[0] = float("nan")
+    fewer = _changed(vae="stream", steps=2)
+    engine.apply(fewer, version=3)
     with pytest.raises(EngineError, match="session a: chunk 1 is not finite") as caught:
         engine.step("a")
     assert caught.value.code == "engine.not_finite"
-    assert engine.step("b").frames.shape[0] == 12
+    (answer,) = caught.value.applied
+    assert (answer.version, answer.setting_id, answer.chunk) == (3, fewer.config_id, 2), "in force all the same"
+    after = engine.step("b")
+    assert after.frames.shape[0] == 12
+    assert (after.report.setting_id, after.applied) == (fewer.config_id, ()), "told once"
     with pytest.raises(EngineError) as caught:
         engine.step("a")
     assert caught.value.code == "engine.unknown_session"

@@ -1,0 +1,181 @@
+"""What is remembered of every video engine, in memory and in the store."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from controld.contract.clock import Clock
+from controld.contract.errors import ControldError
+from controld.contract.video import EngineSetting
+from controld.controller.video_plan import VideoPlan
+from controld.fleet.published import Selector
+from controld.planning.video_lessons import EngineLessons
+from controld.policy.model import PlaneKind
+from controld.store.errors import ConflictError, StoreError
+from controld.store.interface import Store
+from controld.store.records import PosteriorRecord
+
+_log = logging.getLogger(__name__)
+
+MAX_ENGINES = 4096
+"""Beyond this many, those that are not connected leave the memory; what they taught stays in the store."""
+
+FORGET_AFTER_S = 7 * 86400.0
+"""An engine that was not seen for so long is forgotten, with its setting and what it taught."""
+
+MAX_VERSIONS = 64
+"""Of the versions that told an engine something, the last ones: an answer to an older one accuses no setting."""
+
+_PREFIX = "video/"
+_SEEN = "seen_unix_s"
+_WRITE_SEEN_S = 86400.0
+_KIND = PlaneKind.LONGLIVE.value
+
+EngineKey = tuple[Selector, str]
+
+
+@dataclass(slots=True)
+class KnownEngine:
+    """What is remembered of one engine.
+
+    Attributes:
+        lessons: what it taught.
+        record_version: of the stored record; 0: there is none.
+        dirty: the record is older than the lessons.
+        setting_id, since_s: in force, and since when on the monotonic clock.
+        seen_unix_s, written_unix_s: when it last said something, and when its record was last written.
+        plan: the last decision.
+        pushed: what it should run under.
+        told: setting's id by version, of the last versions that were published.
+        answered: instance and version of its last answer.
+    """
+
+    lessons: EngineLessons = field(default_factory=EngineLessons)
+    record_version: int = 0
+    dirty: bool = False
+    setting_id: str = ""
+    since_s: float = 0.0
+    seen_unix_s: float = 0.0
+    written_unix_s: float = 0.0
+    plan: VideoPlan | None = None
+    pushed: EngineSetting | None = None
+    told: dict[int, str] = field(default_factory=dict)
+    answered: tuple[str, int] = ("", 0)
+
+    def tell(self, version: int) -> None:
+        """A version with its setting is out."""
+        if self.pushed is None:
+            return
+        self.told[version] = self.pushed.setting_id
+        while len(self.told) > MAX_VERSIONS:
+            del self.told[min(self.told)]
+
+    def asked(self, version: int) -> str:
+        """Id of the setting that a version asked for; empty where that is not known any more."""
+        if version > max(self.told, default=0) and self.pushed is not None:
+            # The answer was faster than the word that the version is out.
+            return self.pushed.setting_id
+        return self.told.get(version, "")
+
+
+class EngineBook:
+    """All engines that are remembered.
+
+    Args:
+        connected: the engines that are there now.
+
+    Attributes:
+        engines: by selector and agent.
+    """
+
+    def __init__(self, store: Store, clock: Clock, connected: Callable[[], Collection[EngineKey]]) -> None:
+        self._store = store
+        self._clock = clock
+        self._connected = connected
+        self.engines: dict[EngineKey, KnownEngine] = {}
+
+    async def of(self, key: EngineKey) -> KnownEngine:
+        """An engine that just said something; what an evicted one had taught is read again. Raises: StoreError."""
+        if key not in self.engines:
+            if len(self.engines) >= MAX_ENGINES:
+                here = self._connected()
+                for gone in [known for known in self.engines if known not in here]:
+                    del self.engines[gone]
+            record = await self._store.posteriors.get(_record_key(key))
+            found = KnownEngine() if record is None else _engine_of(record, self._clock)
+            found.since_s = self._clock.monotonic_s()
+            self.engines.setdefault(key, found)
+        engine, now_unix_s = self.engines[key], self._clock.unix_s()
+        engine.seen_unix_s = now_unix_s
+        if now_unix_s - engine.written_unix_s > _WRITE_SEEN_S:
+            engine.dirty = True
+        return engine
+
+    async def restore(self) -> None:
+        """Take over what an earlier process learned. Raises: StoreError."""
+        for record in await self._store.posteriors.list(_PREFIX):
+            _, deployment, agent_id = record.key.split("/", 2)
+            self.engines[Selector(_KIND, deployment), agent_id.removesuffix("/")] = _engine_of(record, self._clock)
+
+    def restore_setting(self, key: EngineKey, setting: EngineSetting, version: int) -> None:
+        """An earlier process published it."""
+        engine = self.engines.setdefault(key, KnownEngine(seen_unix_s=self._clock.unix_s()))
+        engine.pushed = setting
+        engine.tell(version)
+
+    async def checkpoint(self) -> None:
+        """Write down what was learned, and forget who is long gone. Raises: StoreError."""
+        for key, engine in list(self.engines.items()):
+            if engine.dirty:
+                await self._write(key, engine)
+        here, oldest_unix_s = self._connected(), self._clock.unix_s() - FORGET_AFTER_S
+        for key, engine in list(self.engines.items()):
+            if key not in here and engine.seen_unix_s < oldest_unix_s:
+                await self._store.posteriors.delete(_record_key(key))
+                self.engines.pop(key, None)
+
+    async def _write(self, key: EngineKey, engine: KnownEngine) -> None:
+        engine.dirty = False
+        document = {**engine.lessons.to_document(), _SEEN: engine.seen_unix_s}
+        text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        name = _record_key(key)
+        try:
+            try:
+                await self._put(PosteriorRecord(key=name, version=engine.record_version, document=text))
+            except ConflictError:
+                # What is known here is newer than whatever is there, and other engines must not wait for this one.
+                found = await self._store.posteriors.get(name)
+                engine.record_version = 0 if found is None else found.version
+                await self._put(PosteriorRecord(key=name, version=engine.record_version, document=text))
+        except ConflictError as error:
+            engine.dirty = True
+            _log.warning("what engine %s taught is not written: %s", key[1], error)
+            return
+        except StoreError:
+            engine.dirty = True
+            raise
+        engine.record_version += 1
+        engine.written_unix_s = self._clock.unix_s()
+
+    async def _put(self, record: PosteriorRecord) -> None:
+        await self._store.posteriors.put([record])
+
+
+def _record_key(key: EngineKey) -> str:
+    # With an end: records are deleted by what their keys begin with, and e1 is not the beginning of e10 then.
+    selector, agent_id = key
+    return f"{_PREFIX}{selector.deployment}/{agent_id}/"
+
+
+def _engine_of(record: PosteriorRecord, clock: Clock) -> KnownEngine:
+    engine = KnownEngine(record_version=record.version, seen_unix_s=clock.unix_s())
+    try:
+        document = json.loads(record.document)
+        engine.lessons = EngineLessons.from_document(document)
+        engine.seen_unix_s = engine.written_unix_s = float(document[_SEEN])
+    except (ControldError, ValueError, TypeError, KeyError) as error:
+        _log.warning("what an engine taught is lost: %s", error, extra={"record": record.key})
+    return engine
