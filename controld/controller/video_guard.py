@@ -23,6 +23,8 @@ PINNED_S = 600.0
 
 _Z = 1.645
 _LEAST_MOTION = 1e-9
+_MOST_TIMES = 10.0
+_MOST_DRIFT = 100.0
 _LEAST_FRAMES = 2
 
 
@@ -63,7 +65,9 @@ class SettingEvidence:
         """With one chunk more; one that is not finite says nothing of either, one without frames nothing of motion."""
         if report.has_nan:
             return self
-        drifted = replace(self, chunks=self.chunks + 1, drift=self.drift.add(report.drift))
+        # One absurd chunk must not make the mean so uncertain that what follows goes unseen.
+        most = max(_MOST_TIMES * self.drift.mean, _MOST_DRIFT)
+        drifted = replace(self, chunks=self.chunks + 1, drift=self.drift.add(min(report.drift, most)))
         if not shows_motion(report):
             return drifted
         motion = math.log(max(report.flicker, _LEAST_MOTION))

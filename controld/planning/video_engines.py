@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from controld.contract.clock import Clock
 from controld.contract.errors import ControldError
-from controld.contract.video import EngineSetting
+from controld.contract.video import Applied, EngineSetting
+from controld.controller.guard import EVERY_CLASS
 from controld.controller.video_plan import VideoPlan
 from controld.fleet.published import Selector
 from controld.planning.video_lessons import EngineLessons
@@ -50,7 +51,8 @@ class KnownEngine:
         plan: the last decision.
         pushed: what it should run under.
         told: setting's id by version, of the last versions that were published.
-        answered: instance and version of its last answer.
+        answered: instance and content of its last answer, which is told again on every stream.
+        refused: the setting that it refused last; asked for again once its pin is over.
     """
 
     lessons: EngineLessons = field(default_factory=EngineLessons)
@@ -63,7 +65,8 @@ class KnownEngine:
     plan: VideoPlan | None = None
     pushed: EngineSetting | None = None
     told: dict[int, str] = field(default_factory=dict)
-    answered: tuple[str, int] = ("", 0)
+    answered: tuple[str, Applied | None] = ("", None)
+    refused: str = ""
 
     def tell(self, version: int) -> None:
         """A version with its setting is out."""
@@ -72,6 +75,12 @@ class KnownEngine:
         self.told[version] = self.pushed.setting_id
         while len(self.told) > MAX_VERSIONS:
             del self.told[min(self.told)]
+
+    def may_be_asked_again(self, now_unix_s: float) -> bool:
+        """Whether what it should run under is a setting that it refused, but so long ago that it is in use again."""
+        if self.pushed is None or self.pushed.setting_id != self.refused or self.setting_id == self.refused:
+            return False
+        return not self.lessons.pins.at(now_unix_s).reason(self.refused, EVERY_CLASS)
 
     def asked(self, version: int) -> str:
         """Id of the setting that a version asked for; empty where that is not known any more."""

@@ -108,8 +108,10 @@ class VideoPlanner:
 
     async def on_applied(self, session: AgentSession, answer: Applied) -> None:
         """The fleet's callback: an engine took a setting, or refused it."""
+        if not _is_engine(session):
+            return
         engine = await self._engine(session)
-        told = session.identity.instance_id, answer.version
+        told = session.identity.instance_id, answer
         if engine.answered == told:
             return  # the last answer is told again on every stream
         engine.answered = told
@@ -121,6 +123,7 @@ class VideoPlanner:
             # Of the setting that this version asked for: another one may have been published since.
             asked = engine.asked(answer.version)
             if asked and asked != answer.setting_id:
+                engine.refused = asked
                 reason = f"the engine refused it: {'; '.join(answer.refused.values())}"
                 engine.lessons.pin(asked, reason, self._clock.unix_s())
                 await self._note_pin(_key(session), asked, reason)
@@ -129,6 +132,8 @@ class VideoPlanner:
 
     async def on_chunks(self, session: AgentSession, reports: tuple[ChunkReport, ...]) -> None:
         """The fleet's callback: chunks were made."""
+        if not _is_engine(session):
+            return
         engine = await self._engine(session)
         policy = self._policies().for_plane(session.identity.kind, session.identity.deployment)
         state = session.telemetry.engine if session.telemetry is not None else None
@@ -218,9 +223,10 @@ class VideoPlanner:
                 published += await self._plan_policy(policy, policies.generation)
             except StoreError:
                 raise
-            except ControldError as error:
+            except Exception as error:  # noqa: BLE001 - one policy's engines must not hold up the others'
                 self.alarms[selector_of(policy)] = f"not planned: {error}"
-                _log.error("policy %s not planned: %s", policy.name, error, extra={"code": error.code})
+                _log.exception("policy %s not planned", policy.name)
+                self._metrics.internal_errors.labels("video_planner").inc()
         published += await self._withdraw(policies)
         if self._clock.monotonic_s() >= self._checkpoint_due_s:
             await self._checkpoint()
@@ -238,7 +244,8 @@ class VideoPlanner:
         engines = {name: engine for (each, name), engine in self._book.engines.items() if each == selector}
         settings = {name: engine.pushed for name, engine in sorted(engines.items()) if engine.pushed is not None}
         wanted = {name: setting.configuration for name, setting in settings.items()}, class_rules_of(policy)
-        if self._published.get(selector) == wanted and self._fleet.desired(selector) is not None:
+        asks_again = self._asks_again(selector)
+        if not asks_again and self._published.get(selector) == wanted and self._fleet.desired(selector) is not None:
             return False
         resources = [Resource(engine_setting_name(name), setting) for name, setting in settings.items()]
         plans = {name: engine.plan for name, engine in engines.items() if engine.plan is not None}
@@ -254,6 +261,14 @@ class VideoPlanner:
         self._metrics.plans.labels("published").inc()
         self._metrics.published_version.set(version)
         return True
+
+    def _asks_again(self, selector: Selector) -> bool:
+        """Whether an engine is to be asked for a setting that it refused a while ago: only a new version says so."""
+        again = False
+        for (of, _), engine in self._book.engines.items():
+            if of == selector and engine.may_be_asked_again(self._clock.unix_s()):
+                engine.refused, again = "", True
+        return again
 
     async def _plan_engine(self, policy: Policy, session: AgentSession) -> str:
         """Decide for one engine; what the operator should know, or nothing."""
@@ -391,6 +406,10 @@ class VideoPlanner:
 
     def _connected(self) -> frozenset[EngineKey]:
         return frozenset(_key(session) for session in self._fleet.sessions())
+
+
+def _is_engine(session: AgentSession) -> bool:
+    return session.identity.kind == _KIND and session.identity.role == ENGINE_ROLE
 
 
 def _key(session: AgentSession) -> EngineKey:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import torch
 
@@ -15,6 +16,7 @@ KIND = "longlive"
 ROLE = "engine"
 TIER = "video"
 
+_MOST_WAITING = 64
 _ALL_LOST = frozenset({"engine.worker_died", "engine.not_loaded"})
 
 
@@ -73,6 +75,8 @@ class SteeredEngine:
         self._in_force_version = 0
         self._asked_version = 0
         self._asked = ""
+        self._count = 0
+        self._versions: dict[int, int] = {}
 
     def capabilities(self) -> EngineCapabilities:
         """As the engine's."""
@@ -110,12 +114,16 @@ class SteeredEngine:
         Raises:
             EngineError: as the engine's.
         """
-        self._engine.apply(wanted, version)
+        self._apply(wanted, version)
         self._asked = wanted.config_id
 
     def open(self, spec: SessionSpec) -> None:
         """As the engine's. Raises: EngineError."""
-        self._engine.open(spec)
+        try:
+            self._engine.open(spec)
+        except EngineError as error:
+            self._note_losses(error)
+            raise
         self._classes[spec.session_id] = spec.service_class
         self._tell()
 
@@ -126,8 +134,7 @@ class SteeredEngine:
             result = self._engine.step(session_id)
         except EngineError as error:
             # The engine closes a session that it cannot go on with; a worker that died takes all of them along.
-            if error.code in _ALL_LOST:
-                self._forget_sessions()
+            self._note_losses(error)
             self._answer(error.applied)
             if error.code == "engine.not_finite" and session_id in self._classes:
                 # The chunk has no report of its own, and its setting must not go on unnoticed.
@@ -149,14 +156,23 @@ class SteeredEngine:
         self, session_id: str, prompt: str, *, scene_cut: bool = False, at_chunk: int | None = None
     ) -> None:
         """As the engine's. Raises: EngineError."""
-        self._engine.push_prompt(session_id, prompt, scene_cut=scene_cut, at_chunk=at_chunk)
+        try:
+            self._engine.push_prompt(session_id, prompt, scene_cut=scene_cut, at_chunk=at_chunk)
+        except EngineError as error:
+            self._note_losses(error)
+            raise
 
     def close(self, session_id: str) -> torch.Tensor:
         """As the engine's. Raises: EngineError."""
-        frames = self._engine.close(session_id)
-        self._forget(session_id)
-        self._tell()
-        return frames
+        try:
+            return self._engine.close(session_id)
+        except EngineError as error:
+            self._note_losses(error)
+            raise
+        finally:
+            # Whatever became of its last frames, the engine serves it no longer.
+            self._forget(session_id)
+            self._tell()
 
     def _steer(self) -> None:
         found = self._agent.setting()
@@ -168,8 +184,15 @@ class SteeredEngine:
             return
         self._asked = setting.setting_id
         try:
-            self._engine.apply(setting.configuration, version)
+            self._apply(setting.configuration, version)
         except EngineError as error:
+            if error.code in _ALL_LOST:
+                # That is no word on the setting: it is asked for again once the engine is loaded.
+                self._asked, self._asked_version = "", 0
+                self._note_losses(error)
+                raise
+            # Another version may ask for it again.
+            self._asked = ""
             self._agent.count("settings_refused")
             self._agent.applied(
                 Applied(
@@ -184,9 +207,24 @@ class SteeredEngine:
             )
 
     def _answer(self, answers: tuple[Applied, ...]) -> None:
-        for applied in answers:
+        for answer in answers:
+            applied = replace(answer, version=self._versions.pop(answer.version, 0))
+            if applied.refused:
+                self._asked = ""
             self._in_force, self._in_force_version = applied.setting_id, applied.version
             self._agent.applied(applied)
+
+    def _apply(self, wanted: Configuration, version: int) -> None:
+        """Under a count of its own: a daemon that lost its state counts versions from one again."""
+        self._count += 1
+        self._engine.apply(wanted, self._count)
+        self._versions = {count: of for count, of in self._versions.items() if count > self._count - _MOST_WAITING}
+        self._versions[self._count] = version
+
+    def _note_losses(self, error: EngineError) -> None:
+        if error.code in _ALL_LOST:
+            self._forget_sessions()
+            self._tell()
 
     def _not_finite(self, session_id: str) -> ChunkReport:
         """Of the chunk that was thrown away: nothing but what it ran under and that it was not finite."""

@@ -220,6 +220,36 @@ async def test_a_setting_that_the_engine_refuses_is_set_aside_with_its_reason(ho
     assert await house.rounds(2) == SMALL, "later it is tried again"
 
 
+async def test_the_only_setting_is_asked_for_again_once_its_refusal_is_old(house: House) -> None:
+    house.open("a", "live")
+    house.double.refuse = "no memory just now"
+    house.double.pass_s = 0.09
+    await house.rounds(8)
+    house.open("b", "live")
+    await house.rounds(3)
+    refused = [asked for asked, _ in house.double.asked]
+    assert refused, "another setting is wanted, and refused"
+    house.double.refuse = ""
+    await house.rounds(2)
+    assert house.double.setting == BEST, "not at once"
+    house.clock.advance(601.0)
+    assert (await house.rounds(3)).config_id in refused
+
+
+async def test_one_policy_that_cannot_be_planned_is_told_and_stops_nothing_else(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.open("a")
+
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(house.planner, "_decide", broken)
+    await eventually(house.heard, "the daemon heard the engine")
+    await house.planner.plan_once()
+    assert house.planner.alarms[SELECTOR] == "not planned: a bug"
+
+
 async def test_a_chunk_that_is_not_finite_takes_its_setting_out(house: House) -> None:
     house.double.makes_nan = {BEST.config_id}
     house.open("a")

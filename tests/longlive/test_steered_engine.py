@@ -98,6 +98,11 @@ async def publish(server: FleetServer, configuration: Configuration, *, agent_id
     return await server.publish(SELECTOR, [Resource(engine_setting_name(agent_id), setting)], policy_generation=1)
 
 
+def _sessions(server: FleetServer) -> dict[str, int] | None:
+    told = [s.telemetry for s in server.sessions() if s.telemetry is not None]
+    return dict(told[-1].engine.sessions) if told and told[-1].engine is not None else None
+
+
 async def test_a_pushed_setting_takes_effect_at_a_chunk_that_the_engine_names(
     start: Any, steer: Any, heard: Heard
 ) -> None:
@@ -213,6 +218,61 @@ async def test_a_worker_that_died_leaves_no_session_and_the_next_load_is_steered
     steered.load(LoadSpec(checkpoint="", setting=FOUR))
     steered.open(SessionSpec(session_id="c", prompt="red square"))
     assert steered.step("c").report.setting_id == TWO.config_id
+
+
+async def test_a_daemon_that_lost_its_state_counts_from_one_and_is_obeyed(
+    start: Any, steer: Any, double: Any, heard: Heard
+) -> None:
+    server, address = await start()
+    steered = steer(address)
+    steered.open(SessionSpec(session_id="a", prompt="red square"))
+    steered.apply(TWO, 5000)
+    steered.step("a")
+    version = await publish(server, FOUR)
+    assert version < 5000
+    await acknowledged(server, version)
+    assert steered.step("a").report.setting_id == FOUR.config_id
+    await eventually(lambda: any(told.version == version for told in heard.applied), "it answers under that version")
+    assert not any(told.refused for told in heard.applied)
+
+
+async def test_a_worker_that_dies_while_it_is_asked_accuses_no_setting(
+    start: Any, steer: Any, double: Any, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, address = await start()
+    steered = steer(address)
+    steered.open(SessionSpec(session_id="a", prompt="red square"))
+    await acknowledged(server, await publish(server, TWO))
+
+    def die(*_: Any) -> None:
+        raise EngineError("killed by signal 9", code="engine.worker_died")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(double, "apply", die)
+        with pytest.raises(EngineError, match="signal 9"):
+            steered.step("a")
+    steered.load(LoadSpec(checkpoint="", setting=FOUR))
+    steered.open(SessionSpec(session_id="b", prompt="red square"))
+    assert steered.step("b").report.setting_id == TWO.config_id, "asked for again"
+    await eventually(lambda: bool(heard.applied), "it answers")
+    assert not any(answer.refused for answer in heard.applied)
+
+
+async def test_a_session_whose_close_failed_is_not_counted_any_more(
+    start: Any, steer: Any, double: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, address = await start()
+    steered = steer(address)
+    steered.open(SessionSpec(session_id="a", prompt="red square", service_class="live"))
+    await eventually(lambda: _sessions(server) == {"live": 1}, "the session is told")
+
+    def fail(*_: Any) -> None:
+        raise EngineError("the decoder failed", code="engine.decoder_failed")
+
+    monkeypatch.setattr(double, "close", fail)
+    with pytest.raises(EngineError):
+        steered.close("a")
+    await eventually(lambda: _sessions(server) == {}, "it is forgotten")
 
 
 async def test_a_chunk_that_failed_is_told_with_the_setting_that_it_ran_under(
