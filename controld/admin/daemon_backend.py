@@ -30,6 +30,7 @@ from controld.fleet.session import AgentSession
 from controld.planning.planner import Planner
 from controld.planning.policy_diff import edited_set, policy_changes
 from controld.planning.policy_diff_text import changes_text
+from controld.planning.video_engines import EngineKey
 from controld.planning.video_planner import VideoPlanner
 from controld.policy.loader import SourceFile, parse_policies
 from controld.policy.source import PolicySource, ReloadOutcome
@@ -206,6 +207,12 @@ class DaemonBackend:
                 + f": {pin.reason}",
             }
             for selector, _, pin in self._pins()
+        ] + [
+            {
+                "where": f"{key[0].kind}/{key[0].deployment}/{key[1]}",
+                "what": f"{pin.arm_id} is out of use: {pin.reason}",
+            }
+            for key, pin in self._video_pins()
         ]
 
     def _pins(self) -> Iterator[tuple[Selector, str, Pin]]:
@@ -214,6 +221,9 @@ class DaemonBackend:
             for (tier, _), learner in lessons.learners.items():
                 for pin in learner.pins(now_unix_s).pins:
                     yield selector, tier, pin
+
+    def _video_pins(self) -> list[tuple[EngineKey, Pin]]:
+        return self._video.pins() if self._video is not None else []
 
     def _guard_rows(self) -> list[Json]:
         return [
@@ -343,24 +353,24 @@ class DaemonBackend:
 
     async def pins(self) -> list[Json]:
         """Arms out of use, and why; without an end where only a person or a new profile ends it."""
-        return [_pin_document(*found) for found in self._pins()]
+        of_engines = [
+            {**_pin_document(selector, "video", pin), "agent_id": agent_id}
+            for (selector, agent_id), pin in self._video_pins()
+        ]
+        return [_pin_document(*found) for found in self._pins()] + of_engines
 
     async def release(self, arm_id: str, deployment: str | None) -> Json:
-        released = await self._planner.release(arm_id, deployment)
+        released = [
+            _released_document(selector, pin) for selector, pin in await self._planner.release(arm_id, deployment)
+        ]
+        if self._video is not None:
+            released += [
+                {**_released_document(selector, pin), "agent_id": agent_id}
+                for (selector, agent_id), pin in await self._video.release(arm_id, deployment)
+            ]
         if not released:
             raise NotFoundError(f"no arm {arm_id} is out of use", hint="GET /v1/pins lists those that are")
-        return {
-            "arm_id": arm_id,
-            "released": [
-                {
-                    "kind": selector.kind,
-                    "deployment": selector.deployment,
-                    "service_class": pin.service_class,
-                    "reason": pin.reason,
-                }
-                for selector, pin in released
-            ],
-        }
+        return {"arm_id": arm_id, "released": released}
 
     async def policies(self) -> Json:
         """The set in force, and what is wrong with the files on disk if they were refused."""
@@ -443,6 +453,15 @@ def _pin_document(selector: Selector, tier: str, pin: Pin) -> Json:
         "reason": pin.reason,
         "since_unix_s": pin.since_unix_s,
         "until_unix_s": pin.until_unix_s if math.isfinite(pin.until_unix_s) else None,
+    }
+
+
+def _released_document(selector: Selector, pin: Pin) -> Json:
+    return {
+        "kind": selector.kind,
+        "deployment": selector.deployment,
+        "service_class": pin.service_class,
+        "reason": pin.reason,
     }
 
 

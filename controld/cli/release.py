@@ -33,6 +33,6 @@ def run(arguments: Namespace) -> int:
         return 0
     for pin in outcome["released"]:
         for_class = "" if pin["service_class"] == "*" else f" for class {pin['service_class']}"
-        where = f"{pin['kind']}/{pin['deployment']}"
+        where = "/".join(pin[name] for name in ("kind", "deployment", "agent_id") if name in pin)
         print(f"{where}: {outcome['arm_id']} may be used again{for_class}; it was out: {pin['reason']}")
     return 0

@@ -139,14 +139,18 @@ class EngineBook:
         """Write down what was learned, and forget who is long gone. Raises: StoreError."""
         for key, engine in list(self.engines.items()):
             if engine.dirty:
-                await self._write(key, engine)
+                await self.write(key)
         here, oldest_unix_s = self._connected(), self._clock.unix_s() - FORGET_AFTER_S
         for key, engine in list(self.engines.items()):
             if key not in here and engine.seen_unix_s < oldest_unix_s:
                 await self._store.posteriors.delete(_record_key(key))
                 self.engines.pop(key, None)
 
-    async def _write(self, key: EngineKey, engine: KnownEngine) -> None:
+    async def write(self, key: EngineKey) -> None:
+        """Write down what one engine taught. Raises: StoreError."""
+        engine = self.engines.get(key)
+        if engine is None:
+            return  # it left the memory while another one was written
         engine.dirty = False
         document = {**engine.lessons.to_document(), _SEEN: engine.seen_unix_s}
         text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -158,6 +158,8 @@ class VideoPlanner:
         await self._audit(AuditEvent.ARM_PINNED_OFF, key, setting_id, reason)
 
     async def _audit(self, event: AuditEvent, key: EngineKey, setting_id: str, reason: str) -> None:
+        # At once, whatever happens to this process: a setting that is out must not be tried again for that.
+        await self._book.write(key)
         selector, agent_id = key
         document = {
             "kind": selector.kind, "deployment": selector.deployment, "agent_id": agent_id,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,11 +16,12 @@ from controld.candidates.video_profile import Source, VideoMemory, VideoProfile,
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
 from controld.contract.video import ChunkReport, EngineFacts, EngineSetting, MemorySplit, Transition
+from controld.controller import video
 from controld.controller.guard import Pin, PinBoard
 from controld.controller.knobs.video import VideoStage, log_ratios, predict
 from controld.controller.posterior import StageCorrection
 from controld.controller.video import decide_video
-from controld.controller.video_plan import Gate, plans_to_json, settings_of_json
+from controld.controller.video_plan import ArmPlan, Gate, plans_to_json, settings_of_json
 from controld.controller.video_text import plan_text
 from controld.controller.video_view import EngineView, VideoGoal, VideoObjective
 
@@ -269,3 +273,64 @@ def test_plans_and_profiles_survive_being_kept() -> None:
     for wrong in ({"forward_s": math.nan}, {"vae_s": -1.0}, {"loss_mean": math.inf}, {"frames_per_chunk": 0}):
         with pytest.raises(FieldError, match=next(iter(wrong))):
             profile("bf16", 4, **wrong)
+
+
+def crowd(count: int, seed: int) -> list[VideoProfile]:
+    rng = random.Random(seed)
+    memories = [None, *(VideoMemory(weights_bytes=size, kv_bytes=9, activation_bytes=9) for size in (90, 99))]
+    return [
+        profile(
+            rng.choice(["bf16", "nvfp4"]), rng.choice([4, 3, 2]), rng.choice(["async", "stream"]),
+            forward_s=rng.choice([0.03, 0.04, 0.05, 0.06]), loss_mean=rng.choice([None, 0.0, 0.01, 0.02]),
+            configuration=Configuration({"vae": rng.choice(["async", "stream"]), "steps": 4, "number": number}),
+            memory=rng.choice(memories),
+        )
+        for number in range(count)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_of_no_use_is_what_a_comparison_with_every_other_setting_says(seed: int) -> None:
+    plan = decide_video([goal(fps=30, memory_bytes=110, max_quality_loss=0.015)], crowd(40, seed), view())
+
+    def gates(arm: ArmPlan) -> set[Gate]:
+        return {rejection.gate for rejection in arm.rejections} - {Gate.NO_USE}
+
+    def beats(one: ArmPlan, other: ArmPlan) -> bool:
+        known = one.loss_mean is not None and (one.memory_bytes is None) == (other.memory_bytes is None)
+        return (
+            known
+            and gates(one) <= gates(other)
+            and one.chunk_s < 0.98 * other.chunk_s
+            and one.fps_denoise * 1.001 >= other.fps_denoise
+            and (one.memory_bytes or 0) <= (other.memory_bytes or 0)
+            and (other.loss_mean is None or one.loss_mean <= other.loss_mean)  # type: ignore[operator]
+        )
+
+    useless = {arm.setting_id for arm in plan.arms if any(r.gate is Gate.NO_USE for r in arm.rejections)}
+    assert useless == {arm.setting_id for arm in plan.arms if any(beats(one, arm) for one in plan.arms)}
+    assert 0 < len(useless) < 40
+
+
+def test_the_work_of_a_decision_grows_with_the_settings_not_with_their_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A space of thousands of settings is decided in seconds: counted, for a clock would say what else runs."""
+    looks = Counter[str]()
+    for name in ("is_no_worse", "_is_faster"):
+        real = getattr(video._Arm, name)
+
+        def counted(*arms: Any, name: str = name, real: Any = real) -> bool:
+            looks[name] += 1
+            return bool(real(*arms))
+
+        monkeypatch.setattr(video._Arm, name, counted)
+    references = Counter[str]()
+    real_reference = video._reference
+
+    def reference(arms: Any) -> Any:
+        references["all"] += 1
+        return real_reference(arms)
+
+    monkeypatch.setattr(video, "_reference", reference)
+    assert len(decide_video([goal(fps=30)], crowd(400, 1), view(motion=0.7)).arms) == 400
+    assert sum(looks.values()) < 40 * 400
+    assert references["all"] == 1

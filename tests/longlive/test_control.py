@@ -14,12 +14,16 @@ import pytest
 from controld.candidates.video_profile import Source, VideoMemory, VideoProfile
 from controld.contract.clock import ManualClock
 from controld.contract.configuration import Configuration
+from controld.contract.video import Applied, Transition
 from controld.fleet import FleetServer, Selector
 from controld.obs.metrics import Metrics
+from controld.planning import video_planner
+from controld.planning.planner import Planner
+from controld.planning.video_plane import fitting_of
 from controld.planning.video_planner import VideoPlanner
 from controld.policy.loader import SourceFile, parse_policies
 from controld.policy.model import PolicySet
-from controld.store.records import ProfileKey, ProfileRecord
+from controld.store.records import AuditEvent, ProfileKey, ProfileRecord
 from controld.store.sqlite import SqliteStore
 from dataplanes.agent import AgentTiming, VideoAgent
 from dataplanes.longlive.agent import SteeredEngine, engine_identity
@@ -276,6 +280,83 @@ async def test_what_was_learned_and_pushed_survives_a_restart(house: House) -> N
     assert seen is not None
     assert seen.fps_end_to_end == pytest.approx(8 / 0.45, rel=0.1)
     assert house.fleet.last_version <= version + 1
+
+
+async def test_a_late_refusal_accuses_the_setting_that_it_was_about(house: House) -> None:
+    house.open("a")
+    await house.rounds(2)
+    house.steered.limit_memory(200)
+    assert await house.round() == SMALL
+    about_small = house.fleet.last_version
+    house.steered.limit_memory(0)
+    assert await house.rounds(12) == BEST
+    late = Applied(
+        version=about_small, setting_id=FAST.config_id, chunk=3, transition=Transition.NONE, seconds=0.0, keeps_kv=True,
+        refused={"kv": "no room"},
+    )  # fmt: skip
+    await house.planner.on_applied(house.fleet.sessions()[0], late)
+    assert [pin.arm_id for _, pin in house.planner.pins()] == [SMALL.config_id]
+    forgotten = replace(late, version=about_small - 1_000)
+    await house.planner.on_applied(house.fleet.sessions()[0], forgotten)
+    assert len(house.planner.pins()) == 1, "nobody knows what that version asked for"
+
+
+async def test_a_setting_outlives_daemons_that_start_without_the_engine(house: House) -> None:
+    house.double.pass_s = 0.09
+    house.open("a")
+    assert await house.rounds(8) == FAST
+    (told,) = [r for r in house.fleet.desired(SELECTOR).resources if r.name == "engine_setting/e0"]  # type: ignore[union-attr]
+    await asyncio.to_thread(house.agent.close, 0.2)
+    await house.planner.stop()
+    for _ in range(3):
+        fleet = FleetServer(house.store, clock=house.clock)
+        planner = VideoPlanner(lambda: house.policies, house.store, fleet, Metrics(), house.clock, interval_s=1.0)
+        await planner.restore()
+        await planner.plan_once()
+        published = fleet.desired(SELECTOR)
+        assert published is not None
+        assert [r.message for r in published.resources if r.name == told.name] == [told.message]
+        await planner.stop()
+
+
+async def test_a_setting_out_of_use_can_be_released_and_the_other_planner_lets_it_be(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.double.makes_nan = {BEST.config_id}
+    house.open("a")
+    with pytest.raises(EngineError, match="not finite"):
+        await house.round()
+    await eventually(lambda: house.thrown_away == 1, "the daemon heard of it")
+    (((selector, agent_id), pin),) = house.planner.pins()
+    assert (selector, agent_id, pin.arm_id) == (SELECTOR, "e0", BEST.config_id)
+    other = Planner(lambda: house.policies, house.store, house.fleet, Metrics(), house.clock, interval_s=1.0)
+    caplog.clear()
+    await other.restore()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert await house.planner.release(BEST.config_id, "another deployment") == []
+    assert await house.planner.release(BEST.config_id, None) == [((SELECTOR, "e0"), pin)]
+    assert house.planner.pins() == []
+    assert [event.event for event in await house.store.audit.recent(1)] == [AuditEvent.ARM_RELEASED]
+    assert await house.planner.release(BEST.config_id, None) == []
+
+
+async def test_profiles_are_looked_through_once_for_engines_of_a_kind(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+
+    def counted(*arguments: Any) -> Any:
+        looks.append(1)
+        return fitting_of(*arguments)
+
+    monkeypatch.setattr(video_planner, "fitting_of", counted)
+    house.open("a", "b")
+    await house.rounds(6)
+    before = len(looks)
+    assert 1 <= before <= 2
+    await house.keep(replace(PROFILES[0], forward_s=0.2))
+    assert await house.rounds(2) == FAST
+    assert len(looks) == before + 1, "again, for there are other profiles"
 
 
 async def test_without_a_profile_nothing_is_pushed_and_the_operator_is_told(house: House) -> None:

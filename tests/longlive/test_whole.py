@@ -18,7 +18,7 @@ from controld.store.records import ProfileKey, ProfileRecord
 from controld.store.sqlite import SqliteStore
 from dataplanes.agent import AgentTiming, VideoAgent
 from dataplanes.longlive.agent import SteeredEngine, engine_identity
-from dataplanes.longlive.engine import LoadSpec, SessionSpec
+from dataplanes.longlive.engine import EngineError, LoadSpec, SessionSpec
 from dataplanes.sglang.demo.daemon import Daemon
 
 POLICY = """\
@@ -128,3 +128,38 @@ def test_a_person_sees_why_an_engine_runs_as_it_does_and_a_kill_changes_nothing(
         daemon.write_policies({"video.yaml": POLICY.replace("220B", "300B")})
         daemon.reload()
         wait_until(lambda: stepped_into(BEST), "an edit of the policy reaches the engine")
+
+
+@pytest.mark.slow
+def test_a_setting_that_makes_no_finite_chunk_is_out_until_a_person_lets_it_back(
+    daemon: Daemon, steered: SteeredEngine, double: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    double.makes_nan = {SMALL.config_id}
+
+    def fails() -> bool:
+        try:
+            steered.step("a")
+        except EngineError as error:
+            return error.code == "engine.not_finite"
+        return False
+
+    with daemon:
+        steered.open(SessionSpec(session_id="a", prompt="red square", service_class="live"))
+        wait_until(fails, "memory makes it leave bf16, for a setting that fails")
+        wait_until(lambda: bool(daemon.get("/v1/pins")["pins"]), "the setting is out of use")
+        (pin,) = daemon.get("/v1/pins")["pins"]
+        assert (pin["arm_id"], pin["kind"], pin["agent_id"]) == (SMALL.config_id, "longlive", "video-0")
+        assert any(
+            "video-0" in alarm["where"] and "not finite" in alarm["what"]
+            for alarm in daemon.get("/v1/status")["alarms"]
+        )
+        double.makes_nan = set()
+        steered.open(SessionSpec(session_id="b", prompt="red square", service_class="live"))
+        wait_until(lambda: steered.step("b").report.setting_id == BEST.config_id, "it goes back")
+        daemon.kill()
+        daemon.start()
+        assert daemon.get("/v1/pins")["pins"] == [pin], "the pin outlives the daemon"
+        assert main(["--config", str(daemon.config), "release", SMALL.config_id]) == 0
+        assert "longlive/video/video-0" in capsys.readouterr().out
+        assert daemon.get("/v1/pins")["pins"] == []
+        wait_until(lambda: steered.step("b").report.setting_id == SMALL.config_id, "it is taken again")
