@@ -92,7 +92,8 @@ class CudaTimeline:
         if isinstance(mark, float):
             return mark
         mark.event.synchronize()
-        return mark.origin.host_s + float(mark.origin.event.elapsed_time(mark.event)) / 1000.0
+        since_origin_s = float(mark.origin.event.elapsed_time(mark.event)) / 1000.0
+        return float(mark.origin.host_s) + since_origin_s
 
     def _take_origin(self) -> _Origin:
         torch.cuda.synchronize(self._device)
