@@ -70,8 +70,9 @@ class VideoProfile:
         forward_s: seconds of one forward pass over a chunk; a chunk of S steps takes S + 1 of them.
         vae_s: seconds of decoding a chunk.
         frames_per_chunk: pixel frames.
-        loss_mean: by how much the relative error of latents rises against the reference setting, mean over segments;
-            None: never measured. Of a published profile in the publication's own unit, named in `provenance`.
+        loss_mean: by how much the error rises against the reference setting, mean over segments: the reference engine's
+            is the squared distance of pixels to the nearest valid frame, over the shape's energy. None: never measured.
+            Of a published profile in the publication's own unit, named in `provenance`.
         loss_se, loss_samples: standard error over segments, and how many there were.
         memory: None: not known.
         drift: of latents from the sink's at the end of a clip, in the sink's deviations; None: not measured.

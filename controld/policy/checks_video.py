@@ -7,7 +7,7 @@ from controld.policy.settings import Path, Reading
 from controld.policy.strict_yaml import Scalar, Sequence, Table
 
 _KV_CLASS_KEYS = {
-    "max_quality_loss_nats": "write max_quality_loss: relative error of latents against the reference setting",
+    "max_quality_loss_nats": "write max_quality_loss: error above the reference setting's, in the profiles' unit",
     "slo": "write video: {fps: 24, first_frame: 2s}",
     "explore": "an engine has one setting at a time: nothing is tried on the side",
 }

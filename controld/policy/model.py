@@ -98,8 +98,9 @@ class ServiceClass:
         max_quality_loss_nats: limit on the mean KL per token; 0 means lossless only.
         explore_share: share of its transfers that may go to arms that are not the best known.
         pin: the one arm that it takes (`raw` or a configuration's id), within its quality limit; else None.
-        max_quality_loss: of a video engine's class: limit in the engine's own unit, the relative error of latents
-            against the reference setting; 0 means no loss at all.
+        max_quality_loss: of a video engine's class: by how much the error may rise against the reference setting, in
+            the unit of its profiles (the reference engine's: squared distance of pixels to the nearest valid frame over
+            the shape's energy); 0 means no loss at all.
         video: targets of a video engine's class; None in any other.
     """
 

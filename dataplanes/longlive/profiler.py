@@ -134,7 +134,7 @@ def profile_document(measured: Measured, reference: Measured, checkpoint: str) -
     Seconds are those of the least disturbed chunk: what else the machine does is learned while serving, not profiled.
 
     Motion is in the unit of a chunk report's flicker, so that the guard can compare: the full setting's flicker on the
-    timed clip, times how much of its motion this setting keeps on the held-out clips.
+    timed clip, times how much of its flicker this setting keeps on the held-out clips.
 
     Raises:
         FieldError: too few segments for a standard error.
@@ -147,7 +147,7 @@ def profile_document(measured: Measured, reference: Measured, checkpoint: str) -
     decoded = [report.vae_s for report in reports if report.vae_s > 0]
     # Frames of a chunk may come with a later one: a report that brought none says nothing of motion.
     seen = [report.flicker for report in reference.reports if report.frames >= _LEAST_FRAMES]
-    kept = quality.motion / reference.quality.motion if reference.quality.motion > 0 else 1.0
+    kept = quality.flicker / reference.quality.flicker if reference.quality.flicker > 0 else 1.0
     return {
         "kind": "video",
         "format": 1,

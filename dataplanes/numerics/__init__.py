@@ -10,7 +10,8 @@ Every format is a pair of pure torch functions, the same source for every device
 - `nvfp4`: e2m1 codes in blocks of 16 with e4m3 block scales and one outer scale per token, or Transformer Engine's form
   of it; plain and 4over6, blocks of a row or squares;
 - `nvfp4_tensor`: packed codes, block scales and peaks of a whole tensor, by `native` kernels where there is a compiler;
-- `stochastic`: NVFP4 that is right on average; `hadamard16`: the transform of 16 that goes with it in training;
+- `stochastic`: NVFP4 that is right on average; `hadamard16`: the transform of 16 that goes with it in training (both a
+  library: no plane uses them);
 - `code_layout`: two codes to a byte, and block scales where tensor cores read them;
 - `fp8_rows`: e4m3 with a float32 scale per row;
 - `packing`: several small symbols in one byte, mixed radix;

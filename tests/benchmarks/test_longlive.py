@@ -87,7 +87,7 @@ def test_settings_are_of_the_space_and_comparisons_differ_in_one_thing(quick: bo
 def quality(losses: dict[int, float], motion: float = 1.0) -> Quality:
     return Quality(
         setting_id="x",
-        segments=tuple(SegmentLoss(segment=n, loss=loss, motion=motion * n) for n, loss in losses.items()),
+        segments=tuple(SegmentLoss(segment=n, loss=loss, motion=motion * n, flicker=0.0) for n, loss in losses.items()),
     )
 
 

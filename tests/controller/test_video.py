@@ -228,6 +228,26 @@ def test_a_chunk_teaches_its_stages_and_the_rest_of_its_time() -> None:
     assert ratios[VideoStage.CHUNK] == pytest.approx(math.log(1.0 / 0.8)), "what is known of the decoder stands in"
 
 
+def test_decoding_at_the_end_is_not_learned_away() -> None:
+    batch = profile("bf16", 4, "batch")
+    for seconds in (0.5, 0.6):
+        ratios = log_ratios(batch, report(frames=0, vae_s=0.0, total_s=seconds), {})
+        assert ratios[VideoStage.CHUNK] == pytest.approx(math.log(seconds / 0.5)), "to denoising, which is all it did"
+    slow = predict(batch, corrections={VideoStage.CHUNK: StageCorrection(math.log(1.2), 0.0, 0.0, 9.0)})
+    assert slow.chunk_s == pytest.approx(1.2 * 0.25 + 0.1)
+    assert predict(batch).chunk_s == pytest.approx(0.35), "decoding included"
+    assert VideoStage.CHUNK not in log_ratios(batch, report(vae_s=0.1, total_s=0.6), {})
+
+
+def test_frames_of_several_chunks_in_one_report_are_no_slow_decoder() -> None:
+    stream = profile("bf16", 4, "stream")
+    ratios = log_ratios(stream, report(frames=5 + 20 * 8, vae_s=21 * 0.2, total_s=4.7), {})
+    assert ratios[VideoStage.VAE] == pytest.approx(math.log(2)), "0.2 s a chunk"
+    assert VideoStage.CHUNK not in ratios
+    first = log_ratios(stream, report(frames=5, vae_s=0.1), {})
+    assert first[VideoStage.VAE] == pytest.approx(0.0) and VideoStage.CHUNK in first, "a clip's first chunk is shorter"
+
+
 def test_where_nothing_passes_another_setting_must_miss_by_much_less() -> None:
     # Nothing reaches 60: two steps make 53, three 40.
     close = [*ALL[:2], replace(ALL[2], forward_s=0.064)]

@@ -37,8 +37,10 @@ def test_the_grid_is_part_of_the_engines_space_and_begins_with_the_full_setting(
 ONE = MemorySplit(weights_bytes=100, kv_bytes=40, activation_bytes=50)
 
 
-def quality(*losses: float, motion: float = 1.0) -> Quality:
-    segments = tuple(SegmentLoss(segment=n, loss=loss, motion=motion) for n, loss in enumerate(losses))
+def quality(*losses: float, flicker: float = 1.0) -> Quality:
+    # Motion, which is squared and in another unit, is not what a chunk reports.
+    motion = 0.3 * flicker**2
+    segments = tuple(SegmentLoss(segment=n, loss=loss, motion=motion, flicker=flicker) for n, loss in enumerate(losses))
     return Quality(setting_id="x", segments=segments)
 
 
@@ -56,7 +58,7 @@ def document(*profiles: dict[str, Any]) -> str:
 
 def test_a_profile_is_the_paired_excess_and_the_daemon_reads_it(report: Callable[..., Any]) -> None:
     full = measured(quality(0.1, 0.5, 0.3), report)
-    other = measured(quality(0.2, 0.7, 0.3, motion=0.8), report, Configuration({**FULL, "steps": 2}))
+    other = measured(quality(0.2, 0.7, 0.3, flicker=0.8), report, Configuration({**FULL, "steps": 2}))
     one, two = (profiler.profile_document(each, full, "untrained") for each in (full, other))
     found = read_video_profiles(document(one, two))
     assert (found[0].loss_mean, found[0].loss_upper) == (0.0, 0.0)

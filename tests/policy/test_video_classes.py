@@ -62,7 +62,7 @@ def test_targets_become_si_units_and_what_is_left_out_is_no_target() -> None:
         ("first_frame", "first_fram", "first_fram: unknown key (did you mean first_frame?)"),
         ("{fps: 24, first_frame: 2s, memory: 20GB}", "{percentile: 50}", "11:12: classes[0].video: has no target"),
         ("max_quality_loss: 0.05", "max_quality_loss_nats: 0.05", "10:5: classes[0].max_quality_loss_nats: planes of"
-         " kind longlive have no such key (write max_quality_loss: relative error of latents"),
+         " kind longlive have no such key (write max_quality_loss: error above the reference setting's"),
         ("max_quality_loss: 0.05", "slo: {ttft: 300ms}", "10:5: classes[0].slo: planes of kind longlive have no such"),
         ("max_quality_loss: 0.05", "explore: 2%", "10:5: classes[0].explore: planes of kind longlive have no such key"),
         ("max_quality_loss: 0.05", "objective: energy", "10:16: classes[0].objective: an engine's energy is not known"),

@@ -92,7 +92,7 @@ def predict(
     learned = {stage: (corrections or {}).get(stage, EXACT) for stage in VideoStage}
     dit_s = learned[VideoStage.FORWARD].factor * profile.forward_s * (profile.steps + 1)
     vae_s = learned[VideoStage.VAE].factor * profile.vae_s
-    chunk_s = learned[VideoStage.CHUNK].factor * together(profile, dit_s, vae_s)
+    chunk_s = _whole_chunk(profile, dit_s, vae_s, learned[VideoStage.CHUNK].factor)
     z = NormalDist().inv_cdf(percentile / 100)
     slow_dit = math.exp(z * _spread(learned[VideoStage.FORWARD]))
     # The chunk's own scatter was observed with that of its stages in it; of theirs only what is not known yet adds.
@@ -112,9 +112,20 @@ def predict(
     )
 
 
-def together(profile: VideoProfile, dit_s: float, vae_s: float) -> float:
-    """Seconds of a chunk from those of its two parts."""
-    return max(dit_s, vae_s) if profile.configuration.get("vae") in ASYNCHRONOUS else dit_s + vae_s
+def _whole_chunk(profile: VideoProfile, dit_s: float, vae_s: float, factor: float) -> float:
+    """Seconds of a chunk, decoding included, where `factor` is what the chunk stage learned."""
+    if profile.configuration.get("vae") == AT_THE_END:
+        # What the stage learns of is chunks without decoding.
+        return factor * dit_s + vae_s
+    return factor * _together(profile, dit_s, vae_s)
+
+
+def _together(profile: VideoProfile, dit_s: float, vae_s: float) -> float:
+    """Seconds that a chunk's report counts, from those of its two parts."""
+    mode = profile.configuration.get("vae")
+    if mode == AT_THE_END:
+        return dit_s
+    return max(dit_s, vae_s) if mode in ASYNCHRONOUS else dit_s + vae_s
 
 
 def _spread(correction: StageCorrection) -> float:
@@ -129,15 +140,20 @@ def log_ratios(profile: VideoProfile, report: ChunkReport, corrections: Correcti
     """What one chunk says of each stage: log(observed / predicted); a stage that it says nothing of is absent.
 
     The chunk's ratio is taken to what its own stages took, so that it learns the overlap and the rest alone; what is
-    still being decoded counts with what is known of it.
+    still being decoded counts with what is known of it. A report may bring the frames of several chunks, after a mode
+    that decoded nothing or where the decoder was behind: decoding is then taken by the chunk, and the whole says
+    nothing of how the two parts of one chunk lie beside each other.
     """
     passes = len(report.denoise_s) + 1
+    decoded = max(1, round(report.frames / profile.frames_per_chunk))
     vae_s = report.vae_s or corrections.get(VideoStage.VAE, EXACT).factor * profile.vae_s
     pairs = {
         VideoStage.FORWARD: (report.dit_s / passes, profile.forward_s),
-        VideoStage.VAE: (report.vae_s, profile.vae_s),
-        VideoStage.CHUNK: (report.total_s, together(profile, report.dit_s, vae_s)),
+        VideoStage.VAE: (report.vae_s / decoded, profile.vae_s),
     }
+    decodes_late = profile.configuration.get("vae") == AT_THE_END and report.vae_s > 0
+    if decoded == 1 and not decodes_late:
+        pairs[VideoStage.CHUNK] = (report.total_s, _together(profile, report.dit_s, vae_s))
     return {
         stage: math.log(observed / predicted)
         for stage, (observed, predicted) in pairs.items()

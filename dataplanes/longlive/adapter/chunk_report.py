@@ -80,7 +80,7 @@ def make_report(
     assert record.latents is not None
     busy: list[tuple[float, float]] = []
     times = _times(record, timeline, busy)
-    clip.busy.extend(busy)
+    clip.busy.append(busy)
     frames = sum(len(one.frames) for one in taken)
     first_frame_s = 0.0
     if frames and not clip.has_frames:
@@ -88,7 +88,8 @@ def make_report(
         first_frame_s = now_s - clip.opened_s
     spans = [(timeline.seconds(one.span[0]), timeline.seconds(one.span[1])) for one in taken]
     vae_s = sum(end - begin for begin, end in spans)
-    beside_s = sum(overlap(span, list(clip.busy)) * (span[1] - span[0]) for span in spans)
+    passes = [one for chunk in clip.busy for one in chunk]
+    beside_s = sum(overlap(span, passes) * (span[1] - span[0]) for span in spans)
     made = pixel_frames(record.latents.shape[1], clip.chunk - 1)
     return ChunkReport(
         session_id=clip.spec.session_id,

@@ -45,8 +45,8 @@ class Clip:
         self.is_rebuilding = False
         self.finished: deque[tuple[float, int]] = deque(maxlen=9)
         """When each of the last chunks was ready, and its pixel frames."""
-        self.busy: deque[tuple[float, float]] = deque(maxlen=4)
-        """Spans of the last chunks' forward passes."""
+        self.busy: deque[list[tuple[float, float]]] = deque(maxlen=4)
+        """Spans of the forward passes, of each of the last chunks."""
 
     @property
     def is_done(self) -> bool:

@@ -102,6 +102,7 @@ class PipelineDriver:
                 pipe.inference(noise=noise, text_prompts=[prompts], initial_latent=history, return_latents=is_batch)
 
         call = InferenceCall(run)
+        self.timeline.begin_call()
         self.hooks.begin_call(streams=not is_batch)
         self.hooks.carry, self.hooks.tick = clip.place, call.tick
         clip.call, clip.call_begin, clip.call_chunks = call, clip.chunk, chunks

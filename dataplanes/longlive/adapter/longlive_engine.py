@@ -107,7 +107,7 @@ class LongLiveEngine:
             self.unload()
         memory.limit(self._hardware.device, spec.memory_limit_bytes, self._hardware.memory_bytes)
         self._load(spec.setting)
-        self._waiting = None
+        self._waiting, self._version = None, 0
         return self._loaded().memory()
 
     def unload(self) -> MemorySplit:

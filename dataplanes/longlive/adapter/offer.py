@@ -13,7 +13,14 @@ from controld.contract.space import Condition, Forbidden, Parameter, StrategySpa
 from controld.contract.video import Transition
 from dataplanes.longlive import settings as names
 from dataplanes.longlive.adapter.deployment import Checkpoint, Deployment, Format
-from dataplanes.longlive.adapter.hardware import FP8_CAPABILITY, NVFP4_CAPABILITY, Hardware
+from dataplanes.longlive.adapter.hardware import (
+    FP8_CAPABILITY,
+    NVFP4_CAPABILITY,
+    W4A4,
+    W4A4_FOUR_OVER_SIX,
+    W8A8,
+    Hardware,
+)
 from dataplanes.longlive.engine import EngineError
 
 PLAIN: Final = "plain"
@@ -71,12 +78,24 @@ def route(deployment: Deployment, hardware: Hardware, *, weights: str, rule: str
     if weights == "fp8":
         if not hardware.has("torchao"):
             return "torchao is not installed"
+        if (unfit := hardware.unfit.get(("torchao_fp8", W8A8))) is not None:
+            return f"torchao_fp8: {unfit}"
         return Route("torchao_fp8", whole) if whole else f"no bf16 checkpoint for {steps} steps"
-    merged = of.get(Format.TE) or whole
+    return _nvfp4_route(of, hardware, rule=rule, steps=steps)
+
+
+def _nvfp4_route(of: Mapping[Format, Checkpoint], hardware: Hardware, *, rule: str, steps: int) -> Route | str:
+    merged = of.get(Format.TE) or of.get(Format.BF16)
+    unfit = ""
     if rule == PLAIN and merged and hardware.has("transformer_engine"):
-        return Route("te", merged)
+        if ("te", W4A4) not in hardware.unfit:
+            return Route("te", merged)
+        unfit = f"te: {hardware.unfit['te', W4A4]}"
+    precision = W4A4_FOUR_OVER_SIX if rule == FOUR_OVER_SIX else W4A4
+    if hardware.has("fouroversix") and ("fouroversix", precision) in hardware.unfit:
+        return "; ".join(filter(None, (unfit, f"fouroversix: {hardware.unfit['fouroversix', precision]}")))
     if not hardware.has("fouroversix"):
-        return (
+        return unfit or (
             "neither transformer_engine nor fouroversix is installed"
             if rule == PLAIN
             else ("the 4over6 rule needs fouroversix, which is not installed")
@@ -224,7 +243,7 @@ def _backends(deployment: Deployment, hardware: Hardware, kept: Mapping[str, tup
     found = (
         route(deployment, hardware, weights=weights, rule=rule, steps=steps) for weights, rule, steps in _routes(kept)
     )
-    # None of them emulates; whether one is really faster here, its chunk reports tell.
+    # None of them emulates, and on a GPU one that is slower than bf16 has no route.
     return {one.backend: "speed" for one in found if isinstance(one, Route)}
 
 

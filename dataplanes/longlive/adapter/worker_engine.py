@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -21,9 +22,6 @@ from dataplanes.longlive.engine import (
     LoadSpec,
     SessionSpec,
 )
-
-_CLOSED: Final = ("engine.not_finite", "engine.unknown_session")
-"""Errors that mean that the engine has closed the session by itself."""
 
 
 class WorkerDiedError(EngineError):
@@ -52,6 +50,11 @@ class _Session:
     has_frames: bool = False
     waiting: tuple[torch.Tensor, ...] = ()
     """Frames that the replaced worker's decoder still held."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all its chunks are made: a further step is refused, and the session stays open to be closed."""
+        return 0 < self.spec.chunks <= self.chunks_before + self.chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,8 @@ class WorkerEngine:
             if not self.is_running():
                 self._drop()
                 self._process = self._start()
+                # A fresh engine counts its chunks from 0; ours go on.
+                self._chunks_before = self._chunk
             self._sessions.clear()
             self._spec = None
             try:
@@ -144,7 +149,8 @@ class WorkerEngine:
                     self._drop()
                 raise
             self._spec, self._setting = spec, spec.setting
-            self._restart, self._queued, self.lost_sessions = None, None, ()
+            self._restart, self._queued, self._restarted, self.lost_sessions = None, None, None, ()
+            self._version = 0
             return held
 
     def unload(self) -> MemorySplit:
@@ -196,8 +202,8 @@ class WorkerEngine:
             try:
                 result: ChunkResult = self._call("step", session_id, deadline_s=self._settings.step_deadline_s + longer)
             except EngineError as error:
-                if error.code in _CLOSED:
-                    self._sessions.pop(session_id, None)
+                if not session.is_done:
+                    self._forget(session_id)
                 error.applied = self._applied(error.applied)
                 raise
             return self._as_ours(session, result)
@@ -272,7 +278,7 @@ class WorkerEngine:
             try:
                 frames = self._call("close", session_id, deadline_s=self._settings.load_deadline_s)
             except EngineError as error:
-                if error.code not in _CLOSED:
+                if error.code == "engine.worker_died":
                     raise
                 del self._sessions[session_id]
                 continue
@@ -321,6 +327,12 @@ class WorkerEngine:
                     at_chunk=at - session.chunks_before,
                     deadline_s=self._settings.deadline_s,
                 )
+
+    def _forget(self, session_id: str) -> None:
+        """After a chunk failed: engines close the session then, and one that did not must not keep it."""
+        if self._sessions.pop(session_id, None) is not None:
+            with suppress(EngineError):
+                self._call("close", session_id, deadline_s=self._settings.load_deadline_s)
 
     def _session(self, session_id: str) -> _Session:
         if session_id not in self._sessions:

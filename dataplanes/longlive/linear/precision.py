@@ -79,6 +79,14 @@ class LinearPrecision:
         return self.weights is Precision.BF16
 
     @property
+    def setting_values(self) -> dict[str, str]:
+        """Of the parameters that `of_setting` reads, those that an engine's setting has then."""
+        values = {settings.WEIGHTS: self.weights.value, settings.ACTIVATIONS: self.activations.value}
+        if self.weights is Precision.NVFP4:
+            values[settings.BLOCK_RULE] = self.block_rule.value
+        return values
+
+    @property
     def row_multiple(self) -> int:
         """What a weight matrix's rows must be a multiple of in length."""
         return BLOCK if self.weights is Precision.NVFP4 else 1

@@ -29,9 +29,10 @@ from dataplanes.longlive.reference.memory import (
     module_bytes,
 )
 from dataplanes.longlive.reference.model import ModelShape
+from dataplanes.longlive.reference.offer import find_offer
 from dataplanes.longlive.reference.parallel import RankGroup, RankModel
 from dataplanes.longlive.reference.session import Interval, Session
-from dataplanes.longlive.reference.setting import LEFT_OUT, SPACE, TRANSITIONS, Setting, reach
+from dataplanes.longlive.reference.setting import TRANSITIONS, Setting, reach
 from dataplanes.longlive.reference.shapes import SIZE, parse_prompt
 from dataplanes.longlive.reference.stored_linear import variant_of
 from dataplanes.longlive.reference.vae import FRAMES_PER_LATENT, Vae
@@ -105,14 +106,15 @@ class ReferenceEngine:
 
     def capabilities(self) -> EngineCapabilities:
         """See `VideoEngine`."""
+        offer = find_offer()
         return EngineCapabilities(
             engine="reference",
             device="cpu",
             compute_capability=None,
-            space=SPACE,
+            space=offer.space,
             transitions=TRANSITIONS,
-            backends={"torch_emulated": "memory"},
-            left_out=LEFT_OUT,
+            backends=offer.backends,
+            left_out=offer.left_out,
             chunk_latents=self._shape.chunk_latents,
             frames_per_chunk=self._shape.chunk_latents * FRAMES_PER_LATENT,
             sessions=MOST_SESSIONS,
@@ -122,7 +124,7 @@ class ReferenceEngine:
         """See `VideoEngine`. `spec.checkpoint` is `trained`, `untrained` or a folder; the option is `resident`."""
         if self._loaded is not None:
             raise EngineError("load: something is loaded already", hint="unload it first")
-        setting = Setting.of(spec.setting)
+        setting = find_offer().require(spec.setting)
         keeps_all = _keeps_all(spec.options)
         generator = self._build(spec.checkpoint, setting, keeps_all)
         vae = build_vae(spec.checkpoint)
@@ -183,7 +185,7 @@ class ReferenceEngine:
     def plan(self, current: Configuration, wanted: Configuration) -> TransitionPlan:
         """See `VideoEngine`."""
         loaded = self._require_loaded()
-        old, new = Setting.of(current), Setting.of(wanted)
+        old, new = Setting.of(current), find_offer().require(wanted)
         self._refuse_beyond_limit(loaded, new, sessions=max(1, len(self._sessions)))
         transition = reach(old, new, is_resident=_is_resident(loaded, old, new))
         peak = self._forecast(loaded, new, len(self._sessions))

@@ -44,11 +44,13 @@ class SegmentLoss:
         segment: which.
         loss: distance to the nearest valid frame, the mean over frames.
         motion: mean squared change from frame to frame over the shape's mean energy.
+        flicker: mean absolute change from frame to frame, pixels in [0, 1]: a chunk report's.
     """
 
     segment: int
     loss: float
     motion: float
+    flicker: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,11 @@ class Quality:
     def motion(self) -> float:
         """The mean."""
         return sum(segment.motion for segment in self.segments) / len(self.segments)
+
+    @property
+    def flicker(self) -> float:
+        """The mean."""
+        return sum(segment.flicker for segment in self.segments) / len(self.segments)
 
     def excess(self, reference: Quality) -> tuple[float, float]:
         """Mean and standard error of how much more is lost than with `reference`, session by session.
@@ -160,8 +167,14 @@ class QualityMeter:
 def _segment_loss(segment: int, frames: Tensor, prompt: Prompt) -> SegmentLoss:
     energy = (frames - torch.tensor(BACKGROUND).view(3, 1, 1)).square().mean()
     # Squared, so that a faint shimmer of the whole picture does not pass for motion.
-    moved = frames.diff(dim=0).square().mean() / energy.clamp_min(1e-12)
-    return SegmentLoss(segment=segment, loss=float(distance_to_valid(frames, prompt).mean()), motion=float(moved))
+    steps = frames.diff(dim=0)
+    moved = steps.square().mean() / energy.clamp_min(1e-12)
+    return SegmentLoss(
+        segment=segment,
+        loss=float(distance_to_valid(frames, prompt).mean()),
+        motion=float(moved),
+        flicker=float(steps.abs().mean()),
+    )
 
 
 def main() -> None:

@@ -19,7 +19,8 @@ from dataplanes.numerics.nvfp4 import BlockRule
 WeightVariant = tuple[str, BlockRule]
 """What of a precision is in the weights: format and block rule."""
 
-_BACKEND = EmulatedBackend()
+BACKEND = EmulatedBackend()
+"""Of every layer: the only one whose products are the same bits however rows are split among ranks."""
 
 
 def variant_of(precision: LinearPrecision) -> WeightVariant:
@@ -41,7 +42,7 @@ class StoredLinear(nn.Module):
         self._variants: dict[WeightVariant, Tensor | EmulatedWeight] = {}
         for precision in precisions:
             weight = source.weight.detach()
-            stored = weight.bfloat16() if precision.is_full else _BACKEND.quantise_weight(weight, precision)
+            stored = weight.bfloat16() if precision.is_full else BACKEND.quantise_weight(weight, precision)
             self._variants.setdefault(variant_of(precision), stored)
         self.precision = precisions[0]
 
@@ -61,7 +62,7 @@ class StoredLinear(nn.Module):
         if isinstance(variant, Tensor):
             # Sums in float32: that is what matters of bf16 products, and CPUs without such units are slow at them.
             return functional.linear(x.bfloat16().to(x.dtype), variant.to(x.dtype), self._bias.to(x.dtype))
-        return _BACKEND.linear(x, replace(variant, precision=self.precision), self._bias)
+        return BACKEND.linear(x, replace(variant, precision=self.precision), self._bias)
 
 
 def store_linears(model: nn.Module, precisions: tuple[LinearPrecision, ...]) -> None:

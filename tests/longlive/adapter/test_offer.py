@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from controld.contract.configuration import Configuration
 from controld.contract.video import Transition
 from dataplanes.longlive.adapter.deployment import read_deployment, read_run_config
-from dataplanes.longlive.adapter.hardware import probe
+from dataplanes.longlive.adapter.hardware import W4A4, W4A4_FOUR_OVER_SIX, W8A8, find_unfit, probe
 from dataplanes.longlive.adapter.longlive_engine import LongLiveEngine, make_engine
 from dataplanes.longlive.adapter.offer import make_offer, require, route_of
 from dataplanes.longlive.adapter.transitions import Transitions, kv_bytes
 from dataplanes.longlive.engine import EngineError, LoadSpec
+from dataplanes.longlive.linear.emulated import EmulatedBackend
+from dataplanes.longlive.linear.probing import ProbeSize
+from dataplanes.longlive.linear.te import TransformerEngineBackend
 
 from .conftest import CHECKOUT, nvfp4, said_hardware, setting
 
@@ -109,6 +114,31 @@ def test_a_missing_library_takes_its_precision_out(deployment_file: Path) -> Non
     assert "weights=nvfp4" not in te_only.left_out
     with pytest.raises(EngineError, match="4over6 rule needs fouroversix"):
         require(deployment, te_only, nvfp4(block_rule="4over6"))
+
+
+def test_a_library_that_fails_its_probe_takes_its_precision_out_with_the_reason(deployment_file: Path) -> None:
+    deployment, whole = read_deployment(deployment_file), said_hardware()
+    unfit = {("torchao_fp8", W8A8): "slower than bf16: 0.60 of its speed", ("te", W4A4): "self-test: 0.3 off"}
+    hardware = replace(whole, unfit=unfit)
+    offer = make_offer(deployment, hardware)
+    assert offer.left_out["weights=fp8"] == "torchao_fp8: slower than bf16: 0.60 of its speed"
+    assert route_of(deployment, hardware, nvfp4()).backend == "fouroversix", "the other one carries plain NVFP4, too"
+    assert set(offer.backends) == {"torch", "fouroversix"}
+    with pytest.raises(EngineError, match="=fp8: torchao_fp8: slower than bf16"):
+        require(deployment, offer, setting(weights="fp8", activations="fp8"))
+    unfit |= {("fouroversix", W4A4): "failed: no kernel", ("fouroversix", W4A4_FOUR_OVER_SIX): "failed: no kernel"}
+    none = make_offer(deployment, replace(whole, unfit=unfit))
+    assert none.left_out["weights=nvfp4"] == "te: self-test: 0.3 off; fouroversix: failed: no kernel"
+    assert none.left_out["block_rule=4over6"] == "fouroversix: failed: no kernel"
+    assert {one["weights"] for one in none.space.enumerate()} == {"bf16"}
+
+
+def test_probing_says_what_is_unfit_on_a_device() -> None:
+    """On this CPU; on a GPU the same probes run with LongLive's layer."""
+    size = ProbeSize(rows=16, inputs=64, outputs=32, repeats=1)
+    found = find_unfit(torch.device("cpu"), backends=(TransformerEngineBackend(), EmulatedBackend()), size=size)
+    assert set(found) == {("te", W4A4), ("te", W4A4_FOUR_OVER_SIX)}
+    assert all(reason for reason in found.values())
 
 
 def test_steps_of_another_checkpoint_are_a_reload_and_of_the_same_one_a_chunk_s(deployment_file: Path) -> None:

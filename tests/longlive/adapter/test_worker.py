@@ -257,6 +257,41 @@ def test_an_older_version_is_stale_over_a_restart_too(make_worker: Make) -> None
         engine.apply(ONE, 4)
 
 
+def test_after_a_crash_chunks_count_on_and_versions_begin_anew(make_worker: Make) -> None:
+    engine = small(make_worker)
+    engine.load(SPEC)
+    engine.open(SessionSpec(session_id="a", prompt="x"))
+    assert [engine.step("a").report.chunk for _ in range(2)] == [0, 1]
+    engine.apply(TWO, 42)
+    engine.kill()
+    with pytest.raises(WorkerDiedError):
+        engine.step("a")
+    engine.load(SPEC)
+    engine.open(SessionSpec(session_id="b", prompt="x"))
+    engine.apply(Configuration({"steps": 2, "ranks": 1}), 41)
+    result = engine.step("b")
+    assert (result.report.chunk, result.report.session_chunk) == (2, 0)
+    assert [(one.version, one.chunk) for one in result.applied] == [(41, 2)]
+    engine.load(SPEC)
+    engine.open(SessionSpec(session_id="c", prompt="x"))
+    assert engine.step("c").report.chunk == 3, "the same worker goes on counting by itself"
+
+
+@pytest.mark.parametrize(("fault", "code"), [("chunk", "engine.decoder_failed"), ("raise", "engine.failed")])
+def test_a_chunk_that_fails_costs_its_session_only(make_worker: Make, fault: str, code: str) -> None:
+    engine = small(make_worker, fault=fault)
+    engine.load(SPEC)
+    engine.open(SessionSpec(session_id="a", prompt="bad", chunks=5))
+    with pytest.raises(EngineError) as caught:
+        engine.step("a")
+    assert caught.value.code == code
+    with pytest.raises(EngineError, match="unknown session") as caught:
+        engine.step("a")
+    assert caught.value.code == "engine.unknown_session"
+    # Neither side keeps it, whether or not the engine closed it by itself.
+    engine.open(SessionSpec(session_id="a", prompt="good"))
+
+
 def test_out_of_memory_at_load_costs_the_worker_so_that_all_memory_is_back(make_worker: Make) -> None:
     engine = small(make_worker)
     with pytest.raises(EngineError, match="no memory for 4 ranks") as caught:

@@ -20,8 +20,11 @@ def _loss(frames: torch.Tensor) -> float:
 
 def test_a_frozen_session_has_no_motion() -> None:
     frames = _clip().frames()
-    assert _segment_loss(0, frames[:1].repeat(33, 1, 1, 1), _clip().prompt).motion == 0.0
-    assert _segment_loss(0, frames, _clip().prompt).motion > 0.01
+    frozen = _segment_loss(0, frames[:1].repeat(33, 1, 1, 1), _clip().prompt)
+    assert (frozen.motion, frozen.flicker) == (0.0, 0.0)
+    moving = _segment_loss(0, frames, _clip().prompt)
+    assert moving.motion > 0.01
+    assert moving.flicker == pytest.approx(float((frames[1:] - frames[:-1]).abs().mean())), "as a chunk report counts"
 
 
 def test_truth_loses_nothing_no_shape_loses_all_and_fading_is_no_way_out() -> None:
@@ -34,7 +37,7 @@ def test_truth_loses_nothing_no_shape_loses_all_and_fading_is_no_way_out() -> No
 
 def test_a_setting_is_compared_session_by_session() -> None:
     def quality(*losses: float) -> Quality:
-        segments = tuple(SegmentLoss(segment=n, loss=loss, motion=1.0) for n, loss in enumerate(losses))
+        segments = tuple(SegmentLoss(segment=n, loss=loss, motion=1.0, flicker=1.0) for n, loss in enumerate(losses))
         return Quality(setting_id="x", segments=segments)
 
     mean, error = quality(1.1, 5.1, 3.1).excess(quality(1.0, 5.0, 3.0))

@@ -23,7 +23,7 @@ class SmallEngine:
     """Frames carry the process, so that a test sees who made them.
 
     Args:
-        fault: what goes wrong: exit, hang, child, oom, raise, device.
+        fault: what goes wrong: exit, hang, child, oom, raise, device, chunk (the session is closed by itself).
         touches: file that says that it has begun to.
         keeps: not empty: it restarts its ranks by itself.
     """
@@ -70,6 +70,8 @@ class SmallEngine:
         self._waiting = (wanted, version)
 
     def open(self, spec: SessionSpec) -> None:
+        if spec.session_id in self._sessions:
+            raise EngineError(f"session {spec.session_id}: is open already")
         self._sessions[spec.session_id] = [spec, spec.prompt, 0]
 
     def step(self, session_id: str) -> ChunkResult:
@@ -89,6 +91,9 @@ class SmallEngine:
             )
         self._fail()
         spec, prompt, made = self._sessions[session_id]
+        if self._fault == "chunk" and prompt == "bad":
+            del self._sessions[session_id]
+            raise EngineError("the decoder failed", code="engine.decoder_failed")
         assert isinstance(spec, SessionSpec) and isinstance(made, int) and isinstance(prompt, str)
         report = ChunkReport(
             session_id=session_id,
