@@ -99,6 +99,9 @@ class _Writer(pickle.Pickler):
             flat = value.detach().cpu().contiguous()
             data = flat.reshape(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b""
             return _tensor, (data, str(flat.dtype).removeprefix("torch."), tuple(flat.shape))
+        if isinstance(value, video.Transition):
+            # Python 3.11.0 to 3.11.3 would have the reader call `getattr`.
+            return video.Transition, (int(value),)
         return NotImplemented
 
 
