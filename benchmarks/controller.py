@@ -147,6 +147,8 @@ def scenarios(profiles: ProfileSet, *, transfers: int, seed: int) -> Iterator[Sc
     yield scenario("steps of bandwidth", world(steps), one_by_one(len(order) * transfers))
 
     yield scenario("ramps of bandwidth", world(_ramps(profiles, transfers)), one_by_one(4 * transfers))
+    by_clock = world(_ramps_by_clock(profiles, transfers))
+    yield scenario("ramps by the clock", by_clock, one_by_one(4 * transfers), is_extra=True)
 
     middle = RateSchedule.constant(rates[len(rates) // 2])
     best = _best_arm(profiles, middle)
@@ -173,7 +175,16 @@ def scenarios(profiles: ProfileSet, *, transfers: int, seed: int) -> Iterator[Sc
 
 
 def _ramps(profiles: ProfileSet, transfers: int) -> RateSchedule:
-    """Down and up again, so slowly that some hundred transfers see it."""
+    """Down and up again, a little with each transfer: whoever sends it, the same transfer meets the same rate."""
+    low, high = profiles.rates_bytes_per_s[1], profiles.rates_bytes_per_s[-2]
+    down = np.linspace(high, low, transfers, endpoint=False)
+    up = np.linspace(low, high, transfers, endpoint=False)
+    rates = np.concatenate([down, up, down, up])
+    return RateSchedule.steps(*((i, float(rate)) for i, rate in enumerate(rates)), by_transfers=True)
+
+
+def _ramps_by_clock(profiles: ProfileSet, transfers: int) -> RateSchedule:
+    """Down and up again with time, in about so many transfers. Who is quicker meets other rates than a static arm."""
     low, high = profiles.rates_bytes_per_s[1], profiles.rates_bytes_per_s[-2]
     # A transfer of the middle takes about so long; the ramp is a matter of transfers, the schedule one of time.
     each_s = profiles.median_bytes / 3 / np.sqrt(low * high) + profiles.pause_s

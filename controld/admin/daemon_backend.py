@@ -132,6 +132,7 @@ class DaemonBackend:
                 for link in session.telemetry.links
             ],
             "guard": self._guard_rows(),
+            "engines": await self.engines(),
             "transfers": [
                 {
                     "service_class": count.values[0],

@@ -33,15 +33,21 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoMemory:
-    """Device memory in bytes: weights once, a KV window for each session, and the activations of one step."""
+    """Device memory in bytes: weights once, a KV window for each session, and the activations of one step.
+
+    `session_bytes` is what each session beyond the first holds beside its KV, such as a decoder's state; the first
+    one's is in the activations.
+    """
 
     weights_bytes: int
     kv_bytes: int
     activation_bytes: int
+    session_bytes: int = 0
 
     def total(self, sessions: int) -> int:
         """Of an engine with so many sessions."""
-        return self.weights_bytes + sessions * self.kv_bytes + self.activation_bytes
+        each = self.kv_bytes + self.session_bytes
+        return self.weights_bytes + self.kv_bytes + self.activation_bytes + (sessions - 1) * each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,8 @@ def _show(status: dict[str, Any]) -> None:
     for name, size in status["sizes"].items():
         shown = (format_size(size[key]) for key in ("median_bytes", "p90_bytes", "p99_bytes"))
         lately.add_row(escape(name), *shown, f"{size['weight']:.0f}")
-    for table_or_none in (agents, links, transfers, lately, _tenants(status), _guard_table(status["guard"])):
+    engines = _engines(status.get("engines", []))
+    for table_or_none in (agents, links, transfers, lately, engines, _tenants(status), _guard_table(status["guard"])):
         if table_or_none.row_count:
             out.print(table_or_none)
     for plane in status["tenants"]:
@@ -88,6 +89,24 @@ def _show(status: dict[str, Any]) -> None:
                 f"fairness of {escape(plane['kind'] + '/' + plane['deployment'])}:"
                 f" Jain's index of slowdown {plane['jain_index']:.2f}"
             )
+
+
+def _engines(rows: list[dict[str, Any]]) -> Table:
+    """Video engines; a setting is in force once the engine answered."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("engine", "sessions", "setting", "in force", "targets", title="Video engines")
+    for row in rows:
+        state, wanted = row["state"] or {}, row["wanted"]
+        table.add_row(
+            escape(row["agent_id"]),
+            str(sum(state.get("sessions", {}).values())),
+            escape(row["wanted_label"] or "-"),
+            "yes" if wanted and state.get("setting_id") == wanted else "not yet" if wanted else "-",
+            "met" if row["meets_targets"] else "missed" if wanted else "-",
+        )
+    return table
 
 
 def _tenants(status: dict[str, Any]) -> Table:

@@ -207,6 +207,10 @@ class QualityGuard:
             return Look.BREACH
         return Look.LEARNED if norm is None and loss_and_limit is None else Look.COMPARED
 
+    def probed_segments(self, arm_id: str) -> int:
+        """How many segments the tests of an arm's loss have seen, the one that has seen most."""
+        return max((watch.loss.samples for (_, _, arm), watch in self._watches.items() if arm == arm_id), default=0)
+
     def pins(self) -> tuple[Pin, ...]:
         """The arms that broke, of the model that is served."""
         return tuple(

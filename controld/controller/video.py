@@ -51,7 +51,7 @@ def decide_video(
     if passing:
         chosen, why = _among_passing(passing, current, wanted, engine, steering)
     elif allowed:
-        chosen, why = _least_violation(allowed, current, steering)
+        chosen, why = _least_violation(allowed, current, engine, steering)
     else:
         chosen, why = None, "no setting is within the quality limit: the engine keeps what it has"
     return VideoPlan(
@@ -88,11 +88,14 @@ def _among_passing(
     return best, f"better by {wanted.objective.value} than {current.label}: {text}"
 
 
-def _least_violation(allowed: Sequence[_Arm], current: _Arm | None, steering: Steering) -> tuple[_Arm, str]:
+def _least_violation(
+    allowed: Sequence[_Arm], current: _Arm | None, engine: EngineView, steering: Steering
+) -> tuple[_Arm, str]:
     best = min(allowed, key=_Arm.violation_order)
     if current in allowed and current is not None:
         same_gates = current.has(Gate.MEMORY) == best.has(Gate.MEMORY)
-        if same_gates and current.violation() <= best.violation() + steering.margin:
+        is_young = engine.in_force_s < steering.dwell_s
+        if same_gates and (is_young or current.violation() <= best.violation() + steering.least_relief):
             best = current
     missed = "; ".join(rejection.text for rejection in best.rejections)
     return best, f"no setting meets all targets; this one misses least: {missed}"
@@ -262,9 +265,8 @@ class _Arm:
             return chunk_s > fastest * (1 + steering.margin), loss, chunk_s, memory, self.id
         if wanted.objective is VideoObjective.BYTES:
             return memory, loss, chunk_s, self.id
-        best = min(among, key=_loss)
-        alike = max(steering.tie * wanted.max_quality_loss, _uncertain(self, best))
-        return max(loss - _loss(best) - alike, 0.0), chunk_s, memory, self.id
+        alike = min(_loss(arm) for arm in among) + steering.tie * wanted.max_quality_loss
+        return max(loss - alike, 0.0), chunk_s, memory, self.id
 
     def order(self, wanted: _Wanted, steering: Steering) -> tuple[object, ...]:
         """For showing: what passes first, the best of it on top."""

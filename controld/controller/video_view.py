@@ -52,9 +52,11 @@ class Steering:
         horizon_s: a gain counts for so long.
         dwell_s: a setting that passes stays at least so long.
         margin: by so much better than the target must a setting look before it is taken in place of one that passes.
-        tie: losses that differ by less than this part of the limit, or than their standard errors, are alike.
+        tie: losses that differ by less than this part of the limit are alike when settings are ranked; a setting that
+            passes is not left for one whose loss is lower by less than their standard errors.
         least_gain, least_speed: a setting that passes is left for no less than this part of the limit in loss (or of
             what else the objective wants), or, where quality is wanted and alike, of the chunk's time.
+        least_relief: where nothing passes, by so much of the target less must another setting miss it.
     """
 
     horizon_s: float = 60.0
@@ -63,6 +65,7 @@ class Steering:
     tie: float = 0.02
     least_gain: float = 0.03
     least_speed: float = 0.25
+    least_relief: float = 0.1
 
 
 USUAL_SECONDS: Mapping[Transition, float] = {

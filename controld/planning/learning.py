@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -208,10 +208,16 @@ class Learning:
             self.refused[feedback.value] = self.refused.get(feedback.value, 0) + 1
         return feedback
 
-    @property
-    def moved_log(self) -> float:
-        """How far what was learned since the last plans moved any of what they were made from."""
-        return max((each.moved_log for known in self.lessons.values() for each in known.learners.values()), default=0.0)
+    def moved_log(self, selectors: Collection[Selector]) -> float:
+        """How far what was learned since the last plans of these planes moved any of what they were made from."""
+        known = (self.lessons[selector] for selector in selectors if selector in self.lessons)
+        return max((each.moved_log for lessons in known for each in lessons.learners.values()), default=0.0)
+
+    def probed_segments(self, selector: Selector, arm_id: str) -> int:
+        """How many segments of an arm's probes count, whatever process asked for them."""
+        lessons = self.lessons.get(selector)
+        learners = lessons.learners.values() if lessons is not None else ()
+        return max((each.quality.probed_segments(arm_id) for each in learners), default=0)
 
     async def checkpoint(self) -> None:
         """Write everything down.

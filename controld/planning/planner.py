@@ -186,6 +186,10 @@ class Planner:
         lessons = self.learning.lessons.get(selector)
         return () if lessons is None else lessons.profiles
 
+    def probed_segments(self, selector: Selector, arm_id: str) -> int:
+        """How many segments of an arm's probes count already."""
+        return self.learning.probed_segments(selector, arm_id)
+
     async def take_probe(self, policy: Policy, profile: Profile, losses: Sequence[SegmentLoss]) -> None:
         """What a profiling worker measured again of an arm.
 
@@ -285,7 +289,7 @@ class Planner:
         woken = False
         while True:
             now_s = self._clock.monotonic_s()
-            left_s = self._pace.earliest_s(now_s, self.learning.moved_log) - now_s
+            left_s = self._pace.earliest_s(now_s, self._moved_log()) - now_s
             if left_s <= 0:
                 break
             await asyncio.sleep(min(left_s, LOOK_S))
@@ -298,6 +302,10 @@ class Planner:
             self._wake.set()
 
     # ------------------------------------------------------------------------------------ one round
+
+    def _moved_log(self) -> float:
+        """Of the planes that a policy plans: nobody looks at what the others learned."""
+        return self.learning.moved_log([selector_of(policy) for policy in self._policies().policies])
 
     async def plan_once(self) -> int:
         """Learn what is new, decide for every policy, publish what changed; how many versions were published."""
@@ -359,9 +367,10 @@ class Planner:
             # A replay must compare with the same candidates, from this position on.
             await self._checkpoint()
         now_unix_s = self._clock.unix_s()
-        await self._note_pins(selector, lessons.learned(now_unix_s))
+        learned = lessons.learned(now_unix_s)
+        await self._note_pins(selector, learned)
         self._shares[selector] = now.shares
-        requests = table_requests(policy, now.place, now.profiles, lessons.learned(now_unix_s), now.shares)
+        requests = table_requests(policy, now.place, now.profiles, learned, now.shares)
         began_s = self._clock.monotonic_s()
         before = self.plans.get(selector)
         plan = await asyncio.to_thread(

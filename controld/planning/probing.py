@@ -61,6 +61,10 @@ class Guarded(Protocol):
         """The profiles of the model that is served."""
         ...
 
+    def probed_segments(self, selector: Selector, arm_id: str) -> int:
+        """How many segments of an arm's probes count already, an earlier process's, too."""
+        ...
+
     async def take_probe(self, policy: Policy, profile: Profile, losses: Sequence[SegmentLoss]) -> None:
         """Raises: StoreError: it is not durable yet."""
         ...
@@ -153,6 +157,9 @@ class Prober:
         arm = (profile.workload, profile.arm_id)
         # Any number is another trial than what an earlier process asked the same worker for.
         trial_id = f"{self._clock.unix_s():.0f}-{self._number}"
+        # Segments that count already say nothing new.
+        fresh = profile.loss_samples + self._guarded.probed_segments(selector, profile.arm_id)
+        first = self._next_segment.get(arm, fresh)
         task = TrialTask(
             study_id=PROBE_STUDY,
             trial_id=trial_id,
@@ -161,7 +168,7 @@ class Prober:
             coders=(str(profile.configuration.get("code", "none")),),
             prompt_tokens=(profile.worst_prompt_tokens,),
             segments_per_length=SEGMENTS,
-            first_segment=self._next_segment.get(arm, profile.loss_samples),
+            first_segment=first,
             deadline_s=DEADLINE_S,
         )
         try:

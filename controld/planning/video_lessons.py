@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from controld.candidates.video_profile import Source, VideoProfile
@@ -15,13 +17,15 @@ from controld.controller.knobs.video import (
     Corrections,
     VideoStage,
     log_ratios,
-    pooled_logs,
 )
 from controld.controller.posterior import LogRatioPosterior, StagePrior
 from controld.controller.video_guard import PINNED_S, SettingEvidence, breach
 
 MAX_SETTINGS = 4096
 _SWITCH_WEIGHT = 0.3
+_MACHINE_WEIGHT = 0.5
+"""Of the newest chunk in the machine's level: it follows within two or three chunks, faster than a setting's own."""
+
 
 _Stages = dict[VideoStage, LogRatioPosterior]
 
@@ -38,6 +42,8 @@ class EngineLessons:
     def __init__(self) -> None:
         self._stages: dict[str, _Stages] = {}
         self._evidence: dict[str, SettingEvidence] = {}
+        self._machine: dict[VideoStage, float] = {}
+        self._seen: dict[VideoStage, int] = {}
         self.switch_seconds: dict[Transition, float] = {}
         self.keeps_kv: dict[Transition, bool] = {}
         self.pins = PinBoard()
@@ -85,33 +91,33 @@ class EngineLessons:
         return pin
 
     def _learn_times(self, report: ChunkReport, profile: VideoProfile, hardware: str, now_unix_s: float) -> None:
+        """Tell what the machine does to every setting from what is a setting's own.
+
+        The machine's level follows quickly, so that a setting that has not run for long is not taken to be as fast as
+        the machine was then; what stays when it has moved is the setting's.
+        """
         stages = self._stages.setdefault(profile.setting_id, {})
-        pooled = pooled_logs(self._others(profile.setting_id), now_unix_s)
         priors = priors_of(profile, hardware)
-        corrections = {stage: each.correction(now_unix_s, pooled[stage]) for stage, each in stages.items()}
-        for stage, ratio in log_ratios(profile, report, corrections).items():
+        for stage, ratio in log_ratios(profile, report, self._corrections(profile, hardware, now_unix_s)).items():
             if stage is VideoStage.CHUNK and report.session_chunk == 0:
                 continue  # nothing overlaps a session's first chunk
             posterior = stages.get(stage) or LogRatioPosterior.fresh(priors[stage])
-            stages[stage] = posterior.observe(ratio, now_unix_s, pooled[stage])
-
-    def _others(self, setting_id: str) -> dict[str, _Stages]:
-        return {name: stages for name, stages in self._stages.items() if name != setting_id}
+            seen, level = self._seen.get(stage, 0), self._machine.get(stage, 0.0)
+            surprise = ratio - level - posterior.correction(now_unix_s).mean_log
+            level += max(_MACHINE_WEIGHT, 1.0 / (seen + 1)) * surprise
+            self._machine[stage], self._seen[stage] = level, seen + 1
+            stages[stage] = posterior.observe(ratio - level, now_unix_s)
 
     def corrections(self, profiles: Iterable[VideoProfile], hardware: str, now_unix_s: float) -> dict[str, Corrections]:
-        """What is known of each setting's times; of one that never ran, what the others say of the machine."""
-        pooled_by_all = pooled_logs(self._stages, now_unix_s)
-        found: dict[str, Corrections] = {}
-        for profile in profiles:
-            stages = self._stages.get(profile.setting_id, {})
-            pooled = pooled_logs(self._others(profile.setting_id), now_unix_s) if stages else pooled_by_all
-            priors = priors_of(profile, hardware)
-            found[profile.setting_id] = {
-                stage: (stages.get(stage) or LogRatioPosterior.fresh(priors[stage])).correction(
-                    now_unix_s, pooled[stage]
-                )
-                for stage in VideoStage
-            }
+        """What is known of each setting's times; of one that never ran, what the machine does to all."""
+        return {profile.setting_id: self._corrections(profile, hardware, now_unix_s) for profile in profiles}
+
+    def _corrections(self, profile: VideoProfile, hardware: str, now_unix_s: float) -> Corrections:
+        stages, priors = self._stages.get(profile.setting_id, {}), priors_of(profile, hardware)
+        found = {}
+        for stage in VideoStage:
+            own = (stages.get(stage) or LogRatioPosterior.fresh(priors[stage])).correction(now_unix_s)
+            found[stage] = replace(own, mean_log=own.mean_log + self._machine.get(stage, 0.0))
         return found
 
     def applied(self, answer: Applied) -> None:
@@ -130,6 +136,7 @@ class EngineLessons:
                 name: {stage.value: posterior.to_list() for stage, posterior in stages.items()}
                 for name, stages in self._stages.items()
             },
+            "machine": {stage.value: [level, self._seen[stage]] for stage, level in self._machine.items()},
             "switch_seconds": {reach.name.lower(): seconds for reach, seconds in self.switch_seconds.items()},
             "keeps_kv": {reach.name.lower(): keeps for reach, keeps in self.keeps_kv.items()},
             "pins": self.pins.to_json(),
@@ -145,8 +152,11 @@ class EngineLessons:
                 lessons._stages[name] = {
                     VideoStage(stage): LogRatioPosterior.from_list(values) for stage, values in stages.items()
                 }
+            for stage, (level, seen) in document["machine"].items():
+                lessons._machine[VideoStage(stage)] = _finite(level)
+                lessons._seen[VideoStage(stage)] = int(seen)
             for reach, seconds in document["switch_seconds"].items():
-                lessons.switch_seconds[Transition[reach.upper()]] = float(seconds)
+                lessons.switch_seconds[Transition[reach.upper()]] = _finite(seconds)
             for reach, keeps in document["keeps_kv"].items():
                 lessons.keeps_kv[Transition[reach.upper()]] = bool(keeps)
             lessons.pins = PinBoard.from_json(document["pins"])
@@ -154,6 +164,12 @@ class EngineLessons:
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise FieldError("video_lessons", f"not what an engine taught: {error}") from error
         return lessons
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise FieldError("video_lessons", f"{value} is not finite")
+    return float(value)
 
 
 def priors_of(profile: VideoProfile, hardware: str) -> Mapping[VideoStage, StagePrior]:

@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import logging
+import math
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ import torch
 
 from controld.contract.configuration import Configuration, Value
 from controld.contract.errors import FieldError
-from controld.contract.video import ChunkReport
+from controld.contract.video import ChunkReport, MemorySplit
 from dataplanes.longlive import settings
 from dataplanes.longlive.engine import LoadSpec, SessionSpec, VideoEngine
 from dataplanes.longlive.reference.checkpoint import TRAINED_NAME, UNTRAINED_NAME
@@ -84,16 +85,28 @@ def hardware_name() -> str:
     return f"cpu/{torch.__version__}/{torch.get_num_threads()}"
 
 
-def time_setting(engine: VideoEngine, configuration: Configuration, checkpoint: str) -> tuple[ChunkReport, ...]:
-    """Reports of some chunks of one session, the first ones left out. Raises: EngineError."""
+def time_setting(
+    engine: VideoEngine, configuration: Configuration, checkpoint: str, *, two: bool = False
+) -> tuple[tuple[ChunkReport, ...], MemorySplit]:
+    """Reports of some chunks of one session, the first ones left out, and the memory at the end.
+
+    Args:
+        two: whether a second session follows, so that the memory is that of two.
+
+    Raises:
+        EngineError: the setting is refused.
+    """
     engine.load(LoadSpec(checkpoint=checkpoint, setting=configuration))
     try:
         engine.open(SessionSpec(session_id="profile", prompt=PROMPT, seed=1))
         reports = [engine.step("profile").report for _ in range(_WARM_CHUNKS + _TIMED_CHUNKS)]
-        engine.close("profile")
+        memory = reports[-1].memory
+        if two:
+            engine.open(SessionSpec(session_id="second", prompt=PROMPT, seed=2))
+            memory = [engine.step("second").report.memory for _ in reports][-1]
     finally:
         engine.unload()
-    return tuple(reports[_WARM_CHUNKS:])
+    return tuple(reports[_WARM_CHUNKS:]), memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,18 +115,22 @@ class Measured:
 
     Args:
         reports: of its timed chunks.
+        memory_of_two: with a second session.
         quality: over held-out clips.
         frames_per_chunk: of the engine.
     """
 
     configuration: Configuration
     reports: tuple[ChunkReport, ...]
+    memory_of_two: MemorySplit
     quality: Quality
     frames_per_chunk: int
 
 
 def profile_document(measured: Measured, reference: Measured, checkpoint: str) -> dict[str, Any]:
     """One profile as the daemon reads it.
+
+    Seconds are those of the least disturbed chunk: what else the machine does is learned while serving, not profiled.
 
     Motion is in the unit of a chunk report's flicker, so that the guard can compare: the full setting's flicker on the
     timed clip, times how much of its motion this setting keeps on the held-out clips.
@@ -137,8 +154,8 @@ def profile_document(measured: Measured, reference: Measured, checkpoint: str) -
         "workload": WORKLOAD,
         "model_fingerprint": model_fingerprint(checkpoint),
         "hardware": hardware_name(),
-        "forward_s": statistics.median(report.dit_s / (len(report.denoise_s) + 1) for report in reports),
-        "vae_s": statistics.median(decoded) if decoded else 0.0,
+        "forward_s": min(report.dit_s / (len(report.denoise_s) + 1) for report in reports),
+        "vae_s": min(decoded, default=0.0),
         "frames_per_chunk": measured.frames_per_chunk,
         "loss_mean": excess,
         "loss_se": error,
@@ -147,6 +164,7 @@ def profile_document(measured: Measured, reference: Measured, checkpoint: str) -
             "weights_bytes": memory.weights_bytes,
             "kv_bytes": memory.kv_bytes,
             "activation_bytes": memory.activation_bytes,
+            "session_bytes": max(_total(measured.memory_of_two) - _total(memory) - memory.kv_bytes, 0),
         },
         "drift": statistics.fmean(report.drift for report in reports),
         "motion": flicker * kept,
@@ -167,9 +185,11 @@ def measure_grid(
     meter, reference = QualityMeter(checkpoint), None
     for configuration in configurations:
         engine = ReferenceEngine()
+        reports, memory_of_two = time_setting(engine, configuration, checkpoint, two=True)
         measured = Measured(
             configuration=configuration,
-            reports=time_setting(engine, configuration, checkpoint),
+            reports=reports,
+            memory_of_two=memory_of_two,
             quality=meter.measure(configuration, range(segments)),
             frames_per_chunk=engine.capabilities().frames_per_chunk,
         )
@@ -181,6 +201,29 @@ def measure_grid(
             sum(document["memory"].values()) // 1000,
         )  # fmt: skip
         yield document
+
+
+def _total(memory: MemorySplit) -> int:
+    return memory.weights_bytes + memory.kv_bytes + memory.activation_bytes
+
+
+def even_out(profiles: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The profiles with equal work at equal times: the least disturbed one's.
+
+    A pass does not depend on the number of steps, and decoding on nothing that the grid turns; what their times differ
+    by is the machine's, not theirs.
+    """
+
+    def pass_of(profile: Mapping[str, Any]) -> Configuration:
+        values = profile["configuration"].items()
+        return Configuration({name: value for name, value in values if name != settings.STEPS})
+
+    passes: dict[Configuration, float] = {}
+    for profile in profiles:
+        kind = pass_of(profile)
+        passes[kind] = min(passes.get(kind, math.inf), profile["forward_s"])
+    vae_s = min((profile["vae_s"] for profile in profiles if profile["vae_s"] > 0), default=0.0)
+    return [{**profile, "forward_s": passes[pass_of(profile)], "vae_s": vae_s} for profile in profiles]
 
 
 def write_document(path: Path, profiles: Sequence[Mapping[str, Any]]) -> None:
@@ -201,7 +244,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(1)
     chosen = grid_settings({**GRID, **arguments.grid})
-    profiles = list(measure_grid(chosen, checkpoint=arguments.checkpoint, segments=arguments.segments))
+    profiles = even_out(list(measure_grid(chosen, checkpoint=arguments.checkpoint, segments=arguments.segments)))
     write_document(arguments.out, profiles)
     print(f"{len(profiles)} profiles in {arguments.out}: controld candidates --import {arguments.out}")
 

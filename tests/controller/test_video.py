@@ -14,8 +14,8 @@ from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
 from controld.contract.video import ChunkReport, EngineFacts, MemorySplit, Transition
 from controld.controller.guard import Pin, PinBoard
-from controld.controller.knobs.video import LOCAL_PRIORS, VideoStage, log_ratios, pooled_logs, predict
-from controld.controller.posterior import LogRatioPosterior, StageCorrection
+from controld.controller.knobs.video import VideoStage, log_ratios, predict
+from controld.controller.posterior import StageCorrection
 from controld.controller.video import decide_video
 from controld.controller.video_plan import Gate, plans_to_json, settings_of_json
 from controld.controller.video_text import plan_text
@@ -224,15 +224,15 @@ def test_a_chunk_teaches_its_stages_and_the_rest_of_its_time() -> None:
     assert ratios[VideoStage.CHUNK] == pytest.approx(math.log(1.0 / 0.8)), "what is known of the decoder stands in"
 
 
-def test_what_one_setting_taught_of_the_machine_is_expected_of_the_others() -> None:
-    posterior = LogRatioPosterior.fresh(LOCAL_PRIORS[VideoStage.FORWARD])
-    for number in range(30):
-        posterior = posterior.observe(math.log(2), 1000.0 + number)
-    pooled = pooled_logs({"a": {VideoStage.FORWARD: posterior}}, 1030.0)
-    assert pooled[VideoStage.FORWARD] == pytest.approx(math.log(2), rel=0.2)
-    assert pooled[VideoStage.VAE] == 0.0
-    one = LogRatioPosterior.fresh(LOCAL_PRIORS[VideoStage.FORWARD]).observe(math.log(2), 1000.0)
-    assert pooled_logs({"a": {VideoStage.FORWARD: one}}, 1000.0)[VideoStage.FORWARD] < 0.25
+def test_where_nothing_passes_another_setting_must_miss_by_much_less() -> None:
+    # Nothing reaches 60: two steps make 53, three 40.
+    close = [*ALL[:2], replace(ALL[2], forward_s=0.064)]
+    assert decide_video([goal(fps=60)], close, view()).setting == setting("bf16", 2)
+    old = decide_video([goal(fps=60)], close, view(in_force=setting("bf16", 3)))
+    assert old.setting == setting("bf16", 3), "41.7 is not much more than 40"
+    assert decide_video([goal(fps=60)], ALL, view(in_force=setting("bf16", 3))).setting == setting("bf16", 2)
+    young = decide_video([goal(fps=60)], ALL, view(in_force=setting("bf16", 3), in_force_s=3.0))
+    assert young.setting == setting("bf16", 3)
 
 
 @settings(deadline=None)

@@ -86,6 +86,17 @@ def test_a_chunk_that_is_not_finite_pins_at_once_and_teaches_no_times() -> None:
     assert lessons.corrections([PROFILE], "here", 1000.0)[PROFILE.setting_id][VideoStage.CHUNK].observations == 0
 
 
+def test_a_setting_that_ran_when_the_machine_was_fast_is_not_expected_to_be_fast_now() -> None:
+    lessons = EngineLessons()
+    other = replace(PROFILE, configuration=Configuration({**PROFILE.configuration, "steps": 2}))
+    taught(lessons, *(report(number) for number in range(40)))
+    slow = report(50, setting_id=other.setting_id, denoise_s=(0.3,) * 2, recache_s=0.3, vae_s=0.3, total_s=0.9)
+    for number in range(20):
+        lessons.observe(slow, other, hardware="here", now_unix_s=1100.0 + number, drift=None, motion=None)
+    learned = lessons.corrections([PROFILE], "here", 1120.0)[PROFILE.setting_id]
+    assert learned[VideoStage.FORWARD].factor > 1.8, "of the three times, most is the machine's"
+
+
 def test_times_are_learned_by_setting_and_survive_being_kept() -> None:
     lessons = EngineLessons()
     taught(lessons, *(report(number, denoise_s=(0.2,) * 4, recache_s=0.2, total_s=1.2) for number in range(40)))
@@ -103,6 +114,9 @@ def test_times_are_learned_by_setting_and_survive_being_kept() -> None:
     kept = EngineLessons.from_document(lessons.to_document())
     assert kept.to_document() == lessons.to_document()
     assert kept.corrections([PROFILE], "here", 1040.0) == lessons.corrections([PROFILE], "here", 1040.0)
+    unknown = replace(PROFILE, configuration=Configuration({**PROFILE.configuration, "steps": 2}))
+    elsewhere = lessons.corrections([unknown], "here", 1040.0)[unknown.setting_id]
+    assert elsewhere[VideoStage.FORWARD].factor == pytest.approx(2.0, rel=0.05), "the machine is slow for all"
     for damaged in ({}, {**kept.to_document(), "stages": {"a": {"x": []}}}, {**kept.to_document(), "pins": "{"}):
         with pytest.raises(FieldError):
             EngineLessons.from_document(damaged)

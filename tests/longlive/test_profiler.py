@@ -16,6 +16,7 @@ from controld.candidates.video_profile import Source
 from controld.contract.clock import SystemClock
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
+from controld.contract.video import MemorySplit
 from controld.store.sqlite import SqliteStore
 from dataplanes.longlive import profiler
 from dataplanes.longlive.reference.quality import Quality, SegmentLoss
@@ -32,14 +33,20 @@ def test_the_grid_is_part_of_the_engines_space_and_begins_with_the_full_setting(
         list(profiler.grid_settings({**profiler.GRID, "steps": (3,)}))
 
 
+ONE = MemorySplit(weights_bytes=100, kv_bytes=40, activation_bytes=50)
+
+
 def quality(*losses: float, motion: float = 1.0) -> Quality:
     segments = tuple(SegmentLoss(segment=n, loss=loss, motion=motion) for n, loss in enumerate(losses))
     return Quality(setting_id="x", segments=segments)
 
 
 def measured(found: Quality, report: Callable[..., Any], configuration: Configuration = FULL) -> profiler.Measured:
-    reports = tuple(report(denoise_s=(0.1,) * 4, recache_s=0.1, vae_s=0.2, flicker=0.04) for _ in range(3))
-    return profiler.Measured(configuration=configuration, reports=reports, quality=found, frames_per_chunk=12)
+    reports = tuple(report(denoise_s=(0.1,) * 4, recache_s=0.1, vae_s=0.2, flicker=0.04, memory=ONE) for _ in range(3))
+    two = MemorySplit(weights_bytes=100, kv_bytes=80, activation_bytes=57)
+    return profiler.Measured(
+        configuration=configuration, reports=reports, memory_of_two=two, quality=found, frames_per_chunk=12
+    )
 
 
 def document(*profiles: dict[str, Any]) -> str:
@@ -59,8 +66,19 @@ def test_a_profile_is_the_paired_excess_and_the_daemon_reads_it(report: Callable
     assert found[0].forward_s == pytest.approx(0.1)
     assert found[0].vae_s == pytest.approx(0.2)
     assert found[0].source is Source.MEASURED
+    assert found[0].memory is not None
+    assert (found[0].memory.total(1), found[0].memory.total(2)) == (190, 237), "as one and two sessions held"
     with pytest.raises(FieldError, match="at least 2"):
         profiler.profile_document(measured(quality(0.1), report), full, "untrained")
+
+
+def test_equal_work_is_given_equal_time_that_of_the_least_disturbed() -> None:
+    def timed(kv: str, steps: int, forward_s: float, vae_s: float) -> dict[str, Any]:
+        return {"configuration": {"kv": kv, "steps": steps}, "forward_s": forward_s, "vae_s": vae_s}
+
+    found = profiler.even_out([timed("bf16", 4, 0.03, 0.2), timed("bf16", 2, 0.02, 0.1), timed("nvfp4", 4, 0.05, 0.0)])
+    assert [each["forward_s"] for each in found] == [0.02, 0.02, 0.05]
+    assert {each["vae_s"] for each in found} == {0.1}
 
 
 @pytest.mark.parametrize(

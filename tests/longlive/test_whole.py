@@ -110,6 +110,12 @@ def test_a_person_sees_why_an_engine_runs_as_it_does_and_a_kill_changes_nothing(
         assert json.loads(capsys.readouterr().out)["plan"]["setting"]["kv"] == "nvfp4"
         assert main(["--config", str(daemon.config), "explain", "--engine", "nobody"]) == 1
         assert "engines: video-0" in capsys.readouterr().err
+        assert main(["--config", str(daemon.config), "status"]) == 0
+        assert "Video engines" in capsys.readouterr().out
+        edited = daemon.root / "edited.yaml"
+        edited.write_text(POLICY.replace("220B", "300B"))
+        assert main(["--config", str(daemon.config), "diff", str(edited)]) in (0, 1)
+        assert "300" in capsys.readouterr().out, "an edit of a video policy is shown, too"
         status = daemon.get("/v1/status")
         assert status["alarms"] == [], "a video profile is no unreadable KV profile"
         assert not daemon.get("/v1/candidates")["candidates"]

@@ -44,7 +44,11 @@ class House:
         self.planner = Planner(lambda: self.policies, store, self.fleet, self.metrics, self.clock, interval_s=1.0)
         self.planner.learning.for_selector(SELECTOR).place = PLACE
         self.studies = StudyService(store, self.fleet, self.clock)
-        self.prober = Prober(
+        self.prober = self.new_prober()
+
+    def new_prober(self) -> Prober:
+        """As a process that begins has it."""
+        return Prober(
             lambda: self.policies, self.planner, self.studies, self.fleet, self.metrics, self.clock, review_s=60.0
         )
 
@@ -170,6 +174,17 @@ async def test_an_arm_whose_loss_grew_is_out_after_two_probes_and_says_why(
     house.clock.advance(EVERY_S)
     await house.prober.review()
     assert len(worker.asked) == 4, "an arm out of use is not probed"
+
+
+async def test_a_restart_asks_for_no_segment_that_counts_already(
+    house: House, start_worker: Callable[[], Worker]
+) -> None:
+    worker = start_worker()
+    await house.until(lambda: any(s.connected for s in house.fleet.sessions()))
+    await house.probe()
+    house.prober = house.new_prober()
+    await house.probe()
+    assert [task.first_segment for task in worker.asked] == [12, 12 + SEGMENTS]
 
 
 async def test_a_probe_that_fails_begins_anew_with_the_first_segment(

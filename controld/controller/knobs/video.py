@@ -6,8 +6,8 @@ take turns: each gets the engine's frames divided by their number. Memory is wei
 activations. (LongLive-2.0, arXiv 2605.18739, tables 3: 32/29.7 s for five passes and 32/45.7 s for three agree within
 8 % on one pass.)
 
-Each stage has a posterior of log(observed / predicted), as a transfer's stages have; the whole chunk has one of its
-own, for what overlaps on paper shares a machine.
+Each stage of each setting has a posterior of log(observed / predicted), as a transfer's stages have; the whole chunk
+has one of its own, for what overlaps on paper shares a machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from statistics import NormalDist
 
 from controld.candidates.video_profile import VideoProfile
 from controld.contract.video import ChunkReport
-from controld.controller.posterior import LogRatioPosterior, StageCorrection, StagePrior
+from controld.controller.posterior import StageCorrection, StagePrior
 
 ASYNCHRONOUS = frozenset({"async", "pipeline"})
 AT_THE_END = "batch"
@@ -36,8 +36,8 @@ class VideoStage(StrEnum):
 
 
 LOCAL_PRIORS = {
-    VideoStage.FORWARD: StagePrior(0.15**2, 0.10**2),
-    VideoStage.VAE: StagePrior(0.15**2, 0.15**2),
+    VideoStage.FORWARD: StagePrior(0.10**2, 0.10**2),
+    VideoStage.VAE: StagePrior(0.10**2, 0.15**2),
     VideoStage.CHUNK: StagePrior(0.10**2, 0.10**2),
 }
 """Measured on this hardware."""
@@ -53,8 +53,6 @@ EXACT = StageCorrection(0.0, 0.0, 0.0, 0.0)
 """Taken as it stands: nothing learned, no scatter."""
 
 Corrections = Mapping[VideoStage, StageCorrection]
-POOLED_AFTER = 4.0
-"""Observations after which an arm says as much of the machine as everything that was known before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,20 +143,3 @@ def log_ratios(profile: VideoProfile, report: ChunkReport, corrections: Correcti
         for stage, (observed, predicted) in pairs.items()
         if observed > 0 and predicted > 0
     }
-
-
-def pooled_logs(posteriors: Mapping[str, Mapping[VideoStage, LogRatioPosterior]], now_unix_s: float) -> dict[
-    VideoStage, float
-]:  # fmt: skip
-    """What all settings of an engine together say of its machine, by stage: the mean log ratio of well-known ones."""
-    pooled: dict[VideoStage, float] = {}
-    for stage in VideoStage:
-        total = weight = 0.0
-        for stages in posteriors.values():
-            posterior = stages.get(stage)
-            if posterior is not None and posterior.total:
-                known = posterior.faded_weight(now_unix_s)
-                trust = known / (known + POOLED_AFTER)
-                total, weight = total + trust * posterior.mean, weight + trust
-        pooled[stage] = total / max(weight, 1.0)
-    return pooled

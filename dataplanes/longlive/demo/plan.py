@@ -100,7 +100,8 @@ def make_plan(
 
 def _bytes(profile: Mapping[str, Any], sessions: int) -> int:
     memory = profile["memory"]
-    return int(memory["weights_bytes"] + sessions * memory["kv_bytes"] + memory["activation_bytes"])
+    one = memory["weights_bytes"] + memory["kv_bytes"] + memory["activation_bytes"]
+    return int(one + (sessions - 1) * (memory["kv_bytes"] + memory["session_bytes"]))
 
 
 def policy_text(plan: DemoPlan) -> str:

@@ -55,7 +55,7 @@ def test_a_segment_is_the_same_session_every_time() -> None:
 
 @pytest.mark.slow
 def test_steps_and_precision_cost_quality_beyond_three_standard_errors() -> None:
-    meter, segments = QualityMeter(), range(96)
+    meter, segments = QualityMeter(), range(192)
     four = meter.measure(FULL, segments)
     two = meter.measure(Configuration({**FULL, "steps": 2}), segments)
     w4a4 = Configuration({**FULL, "weights": "nvfp4", "activations": "nvfp4", "block_rule": "plain"})
