@@ -1,8 +1,8 @@
 """Sequence parallelism on one machine: whether frames are the same, and what the ranks send to each other.
 
 In float64 every latent must have one rank's bits. In the engine's own float32 a matrix of fewer rows may be summed in
-another order; that turns a rounding of the bf16 history here and there, and generation from that history makes more of it
-chunk by chunk. So frames of float32 are those of one rank up to rounding, not bit for bit: how far they go apart is
+another order; that turns a rounding of the bf16 history here and there, and generation from that history makes more of
+it chunk by chunk. So frames of float32 are those of one rank up to rounding, not bit for bit: how far they go apart is
 counted. On two cores more ranks are no faster: seconds are shown so that nobody has to ask, not as a claim.
 """
 

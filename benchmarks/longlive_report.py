@@ -88,13 +88,15 @@ def show_front(points: Sequence[Point], best: Sequence[Point], console: Console)
 def show_ranks(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Equality and bytes."""
     table = Table(
-        "ranks", "float64 latents", "float32: equal pixels", "differ by (mean, most)", "bytes sent by a rank, a chunk", "s a chunk",
+        "ranks", "float64 latents", "float32: equal pixels", "differ by (mean, most)", "bytes sent by a rank, a chunk",
+        "s a chunk",
         title="Sequence parallelism (two cores: no speed is claimed)",
     )  # fmt: skip
     for row in rows:
         table.add_row(
             str(row["ranks"]), "equal bits" if row["float64_bits_equal"] else "DIFFERENT",
-            f"{row['pixels_equal_share']:.4%}", f"{row['mean_pixel_difference']:.2f}, {row['largest_pixel_difference']} of 255",
+            f"{row['pixels_equal_share']:.2%}",
+            f"{row['mean_pixel_difference']:.2f}, {row['largest_pixel_difference']} of 255",
             f"{row['sent_bytes_per_chunk']:,}", f"{row['chunk_s']:.2f}",
         )  # fmt: skip
     console.print(table)
