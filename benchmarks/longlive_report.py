@@ -24,12 +24,11 @@ def show_decoding(found: Mapping[str, Any], title: str, console: Console) -> Non
     console.print(table)
     quiet = found["quiet_turns"]
     waited = f"threads waited for a core for {found['core_wait_share']:.0%} of the time (median)"
-    without = f"without those waits {found['async_over_stream_running']:.2f} of decoding in turn (an estimate)"
     machine = f"{quiet} of {found['turns']} turns were quiet and count" if quiet else f"no turn was quiet, {waited}"
     console.print(
         f"asynchronous over max(DiT, VAE) of its own run {found['async_over_limit']:.2f}, over that of the parts alone "
         f"{found['async_over_alone']:.2f}; over decoding in turn {found['async_over_stream']:.2f} (perfect overlap: "
-        f"{found['best_over_stream']:.2f}); {machine}; {without}\n",
+        f"{found['best_over_stream']:.2f}); {machine}\n",
         highlight=False,
     )
 
