@@ -62,7 +62,7 @@ from dataplanes.longlive.reference.checkpoint import TRAINED_NAME
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("decoding", "history", "quality", "front", "ranks", "published")
 QUICK_SESSIONS = 6
-SESSIONS = 64
+SESSIONS = 192
 CLAIMS = (
     (linear_name(BF16, 2), linear_name(BF16, USUAL_STEPS)),
     (linear_name("W4A4", USUAL_STEPS), linear_name(BF16, USUAL_STEPS)),

@@ -6,8 +6,7 @@ share memory and the interpreter), which this limit has in it; the stricter one 
 decodes at the end, where nothing else runs. Runs of the modes take turns, so that whatever else the machine does
 meets them alike; ratios are taken within one turn and their median is shown. A turn in which the thread that denoises
 waited for a core for over 5 % of the time says more of the machine's other work than of decoding: such turns are only
-used where there are no others, and the result says so. A second ratio to decoding in turn leaves those waits out: an
-estimate of what a machine with free cores would show, with a name of its own.
+used where there are no others, and the result says so.
 """
 
 from __future__ import annotations
@@ -61,11 +60,6 @@ class Film:
     def limit_s(self) -> float:
         """No order of the same work is faster; of a run that decodes at the end its decoding is `closing_s`."""
         return max(self.dit_s, self.closing_s if self.vae_s is None else self.vae_s)
-
-    @property
-    def running_s(self) -> float:
-        """Without the waits for a core."""
-        return self.total_s - self.core_wait_s
 
 
 def film(mode: str, chunks: int, checkpoint: str, *, slow_decoder: bool = False) -> Film:
@@ -154,7 +148,6 @@ def turn_ratios(films: Mapping[str, Film]) -> dict[str, float]:
     Returns:
         `async_over_limit`: to the limit of the same run. `async_over_alone`: to the limit from the parts run alone.
         `async_over_stream` and `stream_over_limit` likewise. `best_over_stream`: what perfect overlap would give.
-        `async_over_stream_running`: an estimate, both without the waits for a core.
     """
     batch, stream, beside = (films[mode] for mode in MODES)
     return {
@@ -162,7 +155,6 @@ def turn_ratios(films: Mapping[str, Film]) -> dict[str, float]:
         "async_over_alone": beside.total_s / batch.limit_s,
         "stream_over_limit": stream.total_s / stream.limit_s,
         "async_over_stream": beside.total_s / stream.total_s,
-        "async_over_stream_running": beside.running_s / stream.running_s,
         "best_over_stream": stream.limit_s / stream.total_s,
     }
 

@@ -24,12 +24,11 @@ def show_decoding(found: Mapping[str, Any], title: str, console: Console) -> Non
     console.print(table)
     quiet = found["quiet_turns"]
     waited = f"threads waited for a core for {found['core_wait_share']:.0%} of the time (median)"
-    without = f"without those waits {found['async_over_stream_running']:.2f} of decoding in turn (an estimate)"
     machine = f"{quiet} of {found['turns']} turns were quiet and count" if quiet else f"no turn was quiet, {waited}"
     console.print(
         f"asynchronous over max(DiT, VAE) of its own run {found['async_over_limit']:.2f}, over that of the parts alone "
         f"{found['async_over_alone']:.2f}; over decoding in turn {found['async_over_stream']:.2f} (perfect overlap: "
-        f"{found['best_over_stream']:.2f}); {machine}; {without}\n",
+        f"{found['best_over_stream']:.2f}); {machine}\n",
         highlight=False,
     )
 
@@ -88,13 +87,15 @@ def show_front(points: Sequence[Point], best: Sequence[Point], console: Console)
 def show_ranks(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Equality and bytes."""
     table = Table(
-        "ranks", "float64 latents", "equal pixels", "largest difference", "bytes sent by a rank, a chunk", "s a chunk",
+        "ranks", "float64 latents", "float32: equal pixels", "differ by (mean, most)", "bytes sent by a rank, a chunk",
+        "s a chunk",
         title="Sequence parallelism (two cores: no speed is claimed)",
     )  # fmt: skip
     for row in rows:
         table.add_row(
             str(row["ranks"]), "equal bits" if row["float64_bits_equal"] else "DIFFERENT",
-            f"{row['pixels_equal_share']:.4%}", f"{row['largest_pixel_difference']} of 255",
+            f"{row['pixels_equal_share']:.2%}",
+            f"{row['mean_pixel_difference']:.2f}, {row['largest_pixel_difference']} of 255",
             f"{row['sent_bytes_per_chunk']:,}", f"{row['chunk_s']:.2f}",
         )  # fmt: skip
     console.print(table)

@@ -29,7 +29,7 @@ MULTI_SHOT: Final = "multi_shot"
 VAE: Final = "vae"
 """When latents are decoded: batch, stream, async, pipeline. Frames are the same whichever."""
 RANKS: Final = "ranks"
-"""Ranks of Ulysses sequence parallelism. Frames are the same whichever."""
+"""Ranks of Ulysses sequence parallelism. Frames are the same whichever, up to rounding."""
 COMPILE: Final = "compile"
 """Whether the generator is compiled: yes, no."""
 
