@@ -29,7 +29,8 @@ show_pip() {
 
 system_packages() {
     local missing=()
-    have_library() { ldconfig -p 2>/dev/null | grep -q "$1"; }
+    # Not grep -q: it ends at the first hit, and with pipefail ldconfig's broken pipe would count as "not there".
+    have_library() { ldconfig -p 2>/dev/null | grep "$1" > /dev/null; }
     have_library libibverbs.so.1 || missing+=(libibverbs1)   # Mooncake's engine links them, TCP or not
     have_library librdmacm.so.1 || missing+=(librdmacm1)
     have_library libnuma.so.1 || missing+=(libnuma1)
