@@ -108,6 +108,9 @@ class VideoProfile:
             raise FieldError("video_profile.configuration", f"is longer than {_MAX_CONFIGURATION} characters")
         for name in _TEXTS:
             _check_text(f"video_profile.{name}", getattr(self, name))
+        for name, value in self.configuration.items():
+            if isinstance(value, str):
+                _check_text(f"video_profile.configuration.{name}", value)
         for name, low, high in (
             ("forward_s", LEAST_SECONDS, MAX_SECONDS),
             ("vae_s", 0.0, MAX_SECONDS),

@@ -53,7 +53,7 @@ def decide_video(
     elif allowed:
         chosen, why = _least_violation(allowed, current, engine, steering)
     else:
-        chosen, why = None, "no setting is within the quality limit: the engine keeps what it has"
+        chosen, why = None, _none_allowed(arms)
     return VideoPlan(
         setting=chosen.profile.configuration if chosen is not None else None,
         reason=why,
@@ -99,6 +99,15 @@ def _least_violation(
             best = current
     missed = "; ".join(rejection.text for rejection in best.rejections)
     return best, f"no setting meets all targets; this one misses least: {missed}"
+
+
+def _none_allowed(arms: Sequence[_Arm]) -> str:
+    """Why nothing may be chosen whatever it costs: how many arms each of the gates that always hold keeps out."""
+    kept_out = [
+        (gate, sum(arm.has(gate) for arm in arms)) for gate in (Gate.OFFERED, Gate.QUALITY, Gate.ONLY, Gate.GUARD)
+    ]
+    counts = ", ".join(f"{gate.value} {count}" for gate, count in kept_out if count)
+    return f"none of {len(arms)} settings may be used (out by gate: {counts}): the engine keeps what it has"
 
 
 class _Wanted:

@@ -76,6 +76,11 @@ class KnownEngine:
         while len(self.told) > MAX_VERSIONS:
             del self.told[min(self.told)]
 
+    def may_run(self, setting_id: str) -> bool:
+        """Whether the engine can be under this setting: it said so, or was told to."""
+        pushed = "" if self.pushed is None else self.pushed.setting_id
+        return setting_id in (self.setting_id, pushed) or setting_id in self.told.values()
+
     def may_be_asked_again(self, now_unix_s: float) -> bool:
         """Whether what it should run under is a setting that it refused, but so long ago that it is in use again."""
         if self.pushed is None or self.pushed.setting_id != self.refused or self.setting_id == self.refused:

@@ -139,6 +139,10 @@ class VideoPlanner:
         state = session.telemetry.engine if session.telemetry is not None else None
         known = (await self._fitting(session, policy, state)).by_setting if policy else {}
         for report in reports:
+            if report.setting_id not in known and not engine.may_run(report.setting_id):
+                # Whoever makes up settings must not fill the memory with evidence of them.
+                self._metrics.video_chunks.labels("unknown_setting").inc()
+                continue
             self._metrics.video_chunks.labels("not_finite" if report.has_nan else "made").inc()
             pin = engine.lessons.observe(
                 report,

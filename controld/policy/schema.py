@@ -38,6 +38,8 @@ MAX_QUALITY_LOSS = 10.0
 """Of a video engine: ten times the latents' own variance is noise."""
 
 MAX_FPS = 10_000.0
+LEAST_FPS = 0.01
+LEAST_MEMORY_BYTES = 1e5
 MAX_DRIFT = 1000.0
 MAX_CLASSES = 200
 """So many fit into one message with room to spare."""
@@ -107,11 +109,11 @@ class SloKeys(StrictModel):
 
 
 class VideoKeys(StrictModel):
-    fps: Annotated[float, Field(gt=0, le=MAX_FPS)] | None = None
-    fps_denoise: Annotated[float, Field(gt=0, le=MAX_FPS)] | None = None
-    first_frame: DurationS | None = None
-    memory: SizeBytes | None = None
-    percentile: Annotated[float, Field(gt=0, lt=100)] = 90.0
+    fps: Annotated[float, Field(ge=LEAST_FPS, le=MAX_FPS)] | None = None
+    fps_denoise: Annotated[float, Field(ge=LEAST_FPS, le=MAX_FPS)] | None = None
+    first_frame: Annotated[DurationS, Field(ge=0.001, le=86400.0)] | None = None
+    memory: Annotated[SizeBytes, Field(ge=LEAST_MEMORY_BYTES)] | None = None
+    percentile: Annotated[float, Field(ge=1, lt=100)] = 90.0
 
     @model_validator(mode="after")
     def _says_something(self) -> VideoKeys:

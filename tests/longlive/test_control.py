@@ -266,6 +266,17 @@ async def test_a_chunk_that_is_not_finite_takes_its_setting_out(house: House) ->
     assert any("a chunk was not finite" in document for document in events)
 
 
+async def test_chunks_of_settings_that_the_engine_cannot_be_under_leave_no_trace(house: House) -> None:
+    house.open("a")
+    await house.rounds(1)
+    (session,) = house.fleet.sessions()
+    (report,) = [replace(house.steered._not_finite("a"), setting_id="0" * 16)]
+    before = house.planner.pins()
+    await house.planner.on_chunks(session, (report,))
+    assert house.planner.pins() == before
+    assert not await house.store.audit.recent(10, AuditEvent.ARM_PINNED_OFF)
+
+
 async def test_what_was_learned_and_pushed_survives_a_restart(house: House) -> None:
     house.double.pass_s = 0.09
     house.open("a")

@@ -120,6 +120,10 @@ def test_equal_work_is_given_equal_time_that_of_the_least_disturbed() -> None:
             lambda d: d["profiles"][0]["configuration"].update(steps=10**400),
             "profiles[0].video_profile.configuration.steps",
         ),
+        (
+            lambda d: d["profiles"][0]["configuration"].update(kv="\x1b[2J"),
+            "profiles[0].video_profile.configuration.kv",
+        ),
         (lambda d: d["profiles"][0]["configuration"].update(kv="x" * 5000), "profiles[0].video_profile.configuration"),
     ],
 )

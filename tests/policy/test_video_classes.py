@@ -56,8 +56,11 @@ def test_targets_become_si_units_and_what_is_left_out_is_no_target() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
+        ("fps: 24", "fps: 5e-324", '11:18: classes[0].video.fps: 5e-324 is below 0.01'),
+        ("first_frame: 2s", "first_frame: 1e300s", '11:35: classes[0].video.first_frame'),
+        ("memory: 20GB", "memory: 0.3B", "11:47: classes[0].video.memory"),
         ("memory: 20GB", "memory: 20", '11:47: classes[0].video.memory: "20" has no unit (write 20MB)'),
-        ("fps: 24", "fps: 0", "11:18: classes[0].video.fps: 0 is not above 0"),
+        ("fps: 24", "fps: 0", "11:18: classes[0].video.fps: 0 is below 0.01"),
         ("fps: 24", 'fps: "24"', '11:18: classes[0].video.fps: must be a number, not "24"'),
         ("first_frame", "first_fram", "first_fram: unknown key (did you mean first_frame?)"),
         ("{fps: 24, first_frame: 2s, memory: 20GB}", "{percentile: 50}", "11:12: classes[0].video: has no target"),
