@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from urllib.parse import quote, unquote
 
 from controld.contract.clock import Clock
 from controld.contract.errors import ControldError
@@ -131,8 +132,8 @@ class EngineBook:
     async def restore(self) -> None:
         """Take over what an earlier process learned. Raises: StoreError."""
         for record in await self._store.posteriors.list(_PREFIX):
-            _, deployment, agent_id = record.key.split("/", 2)
-            self.engines[Selector(_KIND, deployment), agent_id.removesuffix("/")] = _engine_of(record, self._clock)
+            _, deployment, agent_id, *_ = map(unquote, record.key.split("/"))
+            self.engines[Selector(_KIND, deployment), agent_id] = _engine_of(record, self._clock)
 
     def restore_setting(self, key: EngineKey, setting: EngineSetting, version: int) -> None:
         """An earlier process published it."""
@@ -185,7 +186,7 @@ class EngineBook:
 def _record_key(key: EngineKey) -> str:
     # With an end: records are deleted by what their keys begin with, and e1 is not the beginning of e10 then.
     selector, agent_id = key
-    return f"{_PREFIX}{selector.deployment}/{agent_id}/"
+    return f"{_PREFIX}{quote(selector.deployment, safe='')}/{quote(agent_id, safe='')}/"
 
 
 def _engine_of(record: PosteriorRecord, clock: Clock) -> KnownEngine:

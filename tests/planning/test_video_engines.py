@@ -71,6 +71,16 @@ async def test_an_engine_that_left_the_memory_comes_back_with_what_it_taught(
     assert found is not None and found.version == back.record_version
 
 
+async def test_names_with_slashes_share_no_record_and_come_back(here: Here) -> None:
+    one, other = (Selector("longlive", "x"), "y/z"), (Selector("longlive", "x/y"), "z")
+    await here.teach(one, other)
+    await here.book.checkpoint()
+    assert len(await here.stored()) == 2
+    successor = here.another()
+    await successor.restore()
+    assert set(successor.engines) == {one, other}
+
+
 async def test_a_record_that_somebody_else_wrote_does_not_hold_up_the_others(here: Here) -> None:
     await here.teach(E1, E2)
     for _ in range(3):
