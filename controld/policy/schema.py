@@ -39,7 +39,7 @@ MAX_QUALITY_LOSS = 10.0
 
 MAX_FPS = 10_000.0
 LEAST_FPS = 0.01
-LEAST_MEMORY_BYTES = 1e5
+LEAST_MEMORY_BYTES = 1.0
 MAX_DRIFT = 1000.0
 MAX_CLASSES = 200
 """So many fit into one message with room to spare."""
