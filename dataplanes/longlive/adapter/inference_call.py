@@ -93,7 +93,7 @@ class InferenceCall:
         except CallCancelled:
             pass
         # Whatever it is, it is raised again in the owner's thread, which waits for it.
-        except BaseException as caught:  # noqa: BLE001
+        except BaseException as caught:  # noqa: BLE001 - the thread's edge
             error = caught
         with self._changed:
             self._ended, self._error = True, error

@@ -162,8 +162,8 @@ class LongLiveEngine:
         failure: EngineError | None = None
         try:
             record = self._make_chunk(clip)
-        # The edge to the checkout's code: whatever it raises ends this clip, not the engine.
-        except Exception as error:  # noqa: BLE001
+        # Whatever it raises ends this clip, not the engine.
+        except Exception as error:  # noqa: BLE001 - the edge to the checkout's code
             failure = _as_engine_error(error)
         if failure is not None:
             self._drop_clip()
@@ -191,7 +191,7 @@ class LongLiveEngine:
             driver.hooks.raise_decoder_error()
             driver.decode_rest(clip)
             frames = [one.frames for one in driver.take_decoded(wait=True)]
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - the edge to the checkout's code
             failure = _as_engine_error(error)
         if failure is not None:
             self._drop_clip()
@@ -249,7 +249,7 @@ class LongLiveEngine:
             driver.change(clip, waiting.setting, plan.transition, rebuilds_cache=rebuilds)
             if clip.call is None:
                 driver.begin_call(clip)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - the edge to the checkout's code
             failure = _as_engine_error(error)
         del driver
         if failure is not None:
@@ -301,7 +301,7 @@ class LongLiveEngine:
             if self._checkout is None:
                 self._checkout = Checkout(self._deployment, self._hardware)
             self._driver = PipelineDriver(self._checkout, self._deployment, self._hardware, self._clock, setting)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - the edge to the checkout's code
             failure = _as_engine_error(error)
         if failure is not None:
             # Out of the handler, where the error no longer keeps what was built so far alive.

@@ -48,8 +48,8 @@ def _answer(engine: Any, request: Request) -> Answer | Failure:
     except ControldError as error:
         applied = error.applied if isinstance(error, EngineError) else ()
         return Failure(request.number, error.message, error.code, error.hint, applied)
-    # The process edge: whatever the engine's own code raises is told to the owner, whole in the log.
-    except Exception as error:  # noqa: BLE001
+    # Whatever the engine's own code raises is told to the owner, whole in the log.
+    except Exception as error:  # noqa: BLE001 - the process edge
         traceback.print_exc()
         return Failure(request.number, f"{type(error).__name__}: {error}", "engine.failed", "see the worker's log")
 
@@ -65,7 +65,7 @@ def main() -> None:
     start = requests.get()
     try:
         engine = _make(start.arguments[0], start.keywords)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - the process edge
         traceback.print_exc()
         code = error.code if isinstance(error, ControldError) else "engine.failed"
         message = str(error) if isinstance(error, ControldError) else f"{type(error).__name__}: {error}"

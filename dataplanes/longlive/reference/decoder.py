@@ -186,7 +186,7 @@ def _try_decode(vae: Vae, latents: Tensor, cache: FeatureCache) -> tuple[list[De
     """Decode, or say what went wrong: another thread asks for it later."""
     try:
         return [_decode(vae, latents, cache)], None
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - the thread's edge
         return [], error
 
 
