@@ -12,6 +12,7 @@ import pytest
 
 from controld.admin.backend import CandidateImport
 from controld.admin.candidate_exchange import CandidateExchange
+from controld.candidates.stored import ProfileFilter
 from controld.candidates.video_exchange import read_video_profiles
 from controld.candidates.video_profile import Source
 from controld.contract.clock import SystemClock
@@ -150,8 +151,9 @@ async def test_an_import_takes_video_profiles_and_keeps_the_newer_ones(
     again = await exchange.take(text, CandidateImport())
     assert (first["stored"], again["stored"], again["kept"]) == (1, 0, 1)
     assert len(told) == 1
-    assert (await exchange.stored()).profiles == (), "they are no KV profiles"
-    assert (await exchange.stored()).unreadable == ()
+    stored = await exchange.stored(ProfileFilter())
+    assert (stored.kv, stored.unreadable) == ((), ()), "they are no KV profiles"
+    assert stored.video == tuple(read_video_profiles(text))
     await store.close()
 
 
