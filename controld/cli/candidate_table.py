@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from controld.cli.console import console
@@ -18,11 +18,13 @@ _KV_COLUMNS = (
     "measured",
 )  # fmt: skip
 _VIDEO_COLUMNS = (
-    "id", "setting", "loss", "at most", "n", "ms/pass", "VAE ms", "frames", "FPS", "memory", "weights", "KV", "work",
-    "next one", "drift", "motion", "front", "measured",
+    "id", "setting", "loss", "at most", "n", "ms/pass", "VAE ms", "frames", "FPS", "memory", "weights", "KV",
+    "activations", "next one", "drift", "motion", "front", "measured",
 )  # fmt: skip
 _TEXTS = ("id", "configuration", "setting", "front", "measured")
 _FLEXIBLE = ("configuration", "setting", "measured")
+_FOLDED = ("n", "VAE ms", "frames", "activations", "drift", "motion", "measured")
+"""Where all settings of a table have the same there, it stands below the table once."""
 
 
 def show_kv(rows: Sequence[Row]) -> None:
@@ -42,16 +44,32 @@ def show_video(rows: Sequence[Row]) -> None:
 
     for members in _groups(rows, ("workload", "model_fingerprint", "hardware", "source")):
         first = members[0]
-        common = _in_common([row["configuration"] for row in members])
+        common = in_common(members)
         place = f"{first['hardware'] or 'unknown hardware'}, {first['source']}"
         title = f"workload {first['workload']}, model {first['model_fingerprint'][:12]}, {place}"
-        _print_table(title, _VIDEO_COLUMNS, [_video_cells(row, common) for row in members])
-        if common:
-            console().print(escape(f"all of them: {setting_label(common)}"))
+        columns, cells, folded = _fold(_VIDEO_COLUMNS, [_video_cells(row, common) for row in members])
+        _print_table(title, columns, cells)
+        shared = ", ".join(word for word in (setting_label(common), *folded) if word)
+        if shared:
+            console().print(escape(f"{'all of them' if len(members) > 1 else 'also'}: {shared}"))
         console().print(
             "loss: beyond the reference setting, in the profiles' unit; FPS: of one session alone, by the cost model;"
             " next one: memory of each further session\n"
         )
+
+
+def in_common(rows: Sequence[Row]) -> dict[str, Any]:
+    """The values that all rows' configurations have; none of a single one's, for it is shown whole."""
+    first, *others = (row["configuration"] for row in rows)
+    return {
+        name: value for name, value in first.items() if others and all(other.get(name) == value for other in others)
+    }
+
+
+def own_label(row: Row, common: Mapping[str, Any]) -> str:
+    """A video setting without what it has in common with the others beside it."""
+    own = {name: value for name, value in row["configuration"].items() if name not in common}
+    return setting_label(own) or "-"
 
 
 def _groups(rows: Sequence[Row], names: Sequence[str]) -> list[list[Row]]:
@@ -59,6 +77,17 @@ def _groups(rows: Sequence[Row], names: Sequence[str]) -> list[list[Row]]:
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
     return list(groups.values())
+
+
+def _fold(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]], list[str]]:
+    """Columns and cells without the columns that say the same in every row, and what these say."""
+    same = {
+        index: f"{name} {cells[0][index]}"
+        for index, name in enumerate(columns)
+        if name in _FOLDED and len({row[index] for row in cells}) == 1
+    }
+    kept = [index for index in range(len(columns)) if index not in same]
+    return [columns[index] for index in kept], [[row[index] for index in kept] for row in cells], list(same.values())
 
 
 def _print_table(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
@@ -93,12 +122,11 @@ def _kv_cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _video_cells(row: Row, common: Row) -> tuple[str, ...]:
-    own = {name: value for name, value in row["configuration"].items() if name not in common}
+def _video_cells(row: Row, common: Mapping[str, Any]) -> tuple[str, ...]:
     mean, upper, memory = row["loss_mean"], row["loss_upper"], row["memory"]
     return (
         row["config_id"],
-        setting_label(own) or "-",
+        own_label(row, common),
         "?" if mean is None else f"{mean:.4f} +- {row['loss_se']:.4f}",
         "?" if upper is None else f"{upper:.4f}",
         str(row["loss_samples"]),
@@ -117,14 +145,6 @@ def _video_cells(row: Row, common: Row) -> tuple[str, ...]:
         "*" if row["pareto"] else "",
         _measured(row),
     )
-
-
-def _in_common(configurations: Sequence[Row]) -> Row:
-    """The values that all of them have; of a single one none, for it is shown whole."""
-    first, *others = configurations
-    return {
-        name: value for name, value in first.items() if others and all(other.get(name) == value for other in others)
-    }
 
 
 def _or_unknown(value: float | None, text: Callable[[float], str]) -> str:

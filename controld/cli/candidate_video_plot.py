@@ -20,6 +20,7 @@ from controld.cli.candidate_page import (
     short,
     write_files,
 )
+from controld.cli.candidate_table import in_common, own_label
 from controld.contract.errors import ControldError
 from controld.contract.quantity import format_size
 from controld.controller.video_text import setting_label
@@ -38,6 +39,13 @@ _COLUMNS = (
     Column(name="memory", is_number=True), Column(name="drift", is_number=True), Column(name="motion", is_number=True),
     Column(name="front"), Column(name="where from"),
 )  # fmt: skip
+
+_MEMORY = {
+    "weights": "weights",
+    "kv": "KV window",
+    "activation": "activations",
+    "session": "a further session, beside its KV",
+}
 
 
 def write_video_plots(rows: Sequence[Row], path: Path) -> list[Path]:
@@ -61,7 +69,7 @@ def write_video_plots(rows: Sequence[Row], path: Path) -> list[Path]:
 
 def video_page(rows: Sequence[Row]) -> str:
     """The page of candidates whose loss and memory are known."""
-    groups = tuple(Group(title=title, points=tuple(map(_point, members))) for title, members in _groups(rows))
+    groups = tuple(_group(title, members) for title, members in _groups(rows))
     intro = (
         "Loss, seconds of a frame with decoding for one session alone (by the cost model) and its memory; less is"
         " better on all three."
@@ -69,8 +77,14 @@ def video_page(rows: Sequence[Row]) -> str:
     return page_of(Scene(intro=intro, axes=_AXES, columns=_COLUMNS, groups=groups))
 
 
-def _point(row: Row) -> Point:
-    label, upper, frame_s = setting_label(row["configuration"]), row["loss_upper"], row["seconds_per_frame"]
+def _group(title: str, rows: Sequence[Row]) -> Group:
+    common = in_common(rows)
+    whole = f"{title}; all: {setting_label(common)}" if common else title
+    return Group(title=whole, points=tuple(_point(row, own_label(row, common)) for row in rows))
+
+
+def _point(row: Row, label: str) -> Point:
+    upper, frame_s = row["loss_upper"], row["seconds_per_frame"]
     mean, error, memory, on_front = row["loss_mean"], row["loss_se"], row["memory_bytes"], bool(row["pareto"])
     drift, motion = row["drift"], row["motion"]
     return Point(
@@ -98,7 +112,7 @@ def _point(row: Row) -> Point:
             ("one session", f"{short(frame_s * 1e3)} ms per frame, {short(1 / frame_s)} FPS"),
             ("a pass", f"{short(row['forward_s'] * 1e3)} ms"),
             ("decoding a chunk", f"{short(row['vae_s'] * 1e3)} ms, {row['frames_per_chunk']} frames"),
-            *((name.removesuffix("_bytes"), format_size(size)) for name, size in row["memory"].items()),
+            *((name, format_size(row["memory"][f"{part}_bytes"])) for part, name in _MEMORY.items()),
             ("Pareto front", "yes" if on_front else "no"),
             ("id", row["config_id"]),
         ),
@@ -135,8 +149,10 @@ def _write_picture(rows: Sequence[Row], path: Path) -> None:
     parts = figure.subfigures(len(groups), 1, squeeze=False)[:, 0]
     for part, (title, members) in zip(parts, groups, strict=True):
         part.suptitle(f"{plain(title)}\nfilled = on the Pareto front", fontsize=10)
-        for axes, index in zip(part.subplots(1, 2), (1, 2), strict=True):
-            _plot_loss(axes, members, index, colours)
+        left, right = part.subplots(1, 2)
+        _plot_loss(left, members, 1, colours)
+        _plot_loss(right, members, 2, colours)
+        left.legend(title="weights/activations", loc="best", fontsize=8)
     figure.savefig(path, dpi=130)
 
 
@@ -166,4 +182,3 @@ def _plot_loss(axes: Any, rows: Sequence[Row], index: int, colours: dict[str, st
     axes.set_ylabel(f"{_AXES[0].name}, ± standard error")
     axes.margins(x=0.1)
     axes.grid(visible=True, alpha=0.2)
-    axes.legend(title="weights/activations", loc="best", fontsize=8)

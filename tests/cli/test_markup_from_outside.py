@@ -13,7 +13,8 @@ from rich.console import Console
 from controld.cli import status
 from controld.cli.candidate_envelope import show_envelopes
 from controld.cli.candidate_plot import write_plots
-from controld.cli.candidate_table import show_kv
+from controld.cli.candidate_table import show_kv, show_video
+from controld.cli.candidate_video_plot import write_video_plots
 from controld.cli.study_screen import study_screen
 
 EVIL = "[/nope][red]x"
@@ -36,6 +37,30 @@ def test_the_table_of_candidates(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert f"workload {EVIL}, model {EVIL[:12]}" in " ".join(text.split())
     assert f"{EVIL}-id" in text and f"lossless {EVIL}" in text
+
+
+def video_row(text: str = EVIL) -> dict[str, Any]:
+    sizes = ("weights_bytes", "kv_bytes", "activation_bytes", "session_bytes")
+    return {
+        "config_id": f"{text}-id", "configuration": {"weights": text, "steps": 4}, "workload": text, "source": text,
+        "model_fingerprint": text, "hardware": text, "provenance": text, "loss_mean": 0.01, "loss_se": 0.001,
+        "loss_upper": 0.012, "loss_samples": 8, "forward_s": 0.05, "vae_s": 0.1, "frames_per_chunk": 8,
+        "seconds_per_frame": 0.03, "memory_bytes": 40, "memory": dict.fromkeys(sizes, 10), "drift": None,
+        "motion": None, "measured_unix_s": 1e9, "pareto": True,
+    }  # fmt: skip
+
+
+def test_the_table_of_video_candidates(capsys: pytest.CaptureFixture[str]) -> None:
+    show_video([video_row(), {**video_row(), "configuration": {"weights": EVIL, "steps": 2}}])
+    text = capsys.readouterr().out
+    assert f"workload {EVIL}, model {EVIL[:12]}, {EVIL}, {EVIL}" in text
+    assert f"{EVIL}-id" in text and f"all of them: {EVIL}, n 8" in text
+
+
+@pytest.mark.parametrize("text", [r"$\nope$", "$", r"\$x$"])
+def test_the_picture_of_video_candidates(text: str, tmp_path: Path) -> None:
+    (written,) = write_video_plots([video_row(text)], tmp_path / "front.svg")
+    assert written.stat().st_size
 
 
 def test_the_envelopes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,11 +25,11 @@ from controld.store.records import AuditEvent
 from controld.store.sqlite import SqliteStore
 
 
-def video(steps: int, kv: str, loss: float, kv_bytes: int) -> VideoProfile:
+def video(steps: int, kv: str, loss: float, kv_bytes: int, drift: float = 0.25) -> VideoProfile:
     return VideoProfile(
         configuration=Configuration({"steps": steps, "kv": kv, "vae": "async", "window": 15}), source=Source.MEASURED,
         forward_s=0.05, vae_s=0.1, frames_per_chunk=10, workload="shapes", model_fingerprint="m" * 64,
-        hardware="cpu/2/1", loss_mean=loss, loss_se=0.001, loss_samples=30, drift=0.25, motion=0.04,
+        hardware="cpu/2/1", loss_mean=loss, loss_se=0.001, loss_samples=30, drift=drift, motion=0.04,
         memory=VideoMemory(
             weights_bytes=2_000_000, kv_bytes=kv_bytes, activation_bytes=100_000, session_bytes=50_000
         ),
@@ -38,7 +38,7 @@ def video(steps: int, kv: str, loss: float, kv_bytes: int) -> VideoProfile:
 
 
 BEST, FAST, SMALL = video(4, "bf16", 0.0, 900_000), video(2, "bf16", 0.079, 900_000), video(4, "nvfp4", 0.005, 250_000)
-BEATEN = video(3, "odd", 0.08, 900_000)
+BEATEN = video(3, "odd", 0.08, 900_000, drift=0.5)
 ALL = (BEST, FAST, SMALL, BEATEN)
 
 KV = Profile(
@@ -86,13 +86,19 @@ def test_settings_are_shown_unasked_filtered_and_plotted(run: Run, tmp_path: Pat
     text = run()
     assert text == run("--kind", "video")
     (line,) = [line for line in text.splitlines() if SMALL.setting_id in line]
-    # Loss, bound, segments, a pass, decoding, frames, FPS, memory and its parts, drift, motion, front, date, origin.
+    # Loss, bound, a pass, FPS, memory and two of its parts, a further session's, drift, front.
     for word in (
-        "kv=nvfp4 4 steps", "0.0050 +- 0.0010", "0.0067", " 30 ", " 50 ", " 100 ", " 10 ", " 40 ", "2.35 MB", "2 MB",
-        "250 kB", "100 kB", "300 kB", " 0.25 ", " 0.04 ", " * ", "2023-11-14 22:13 grid, 30 clips",
+        "kv=nvfp4 4 steps", "0.0050 +- 0.0010", "0.0067", " 50 ", " 40 ", "2.35 MB", "2 MB", "250 kB", "300 kB",
+        " 0.25 ", " * ",
     ):  # fmt: skip
         assert word in line, word
-    assert "all of them: async window=15" in text, "what settings have in common is said once"
+    assert (
+        "all of them: async window=15, n 30, VAE ms 100, frames 10, activations 100 kB, motion 0.04,"
+        " measured 2023-11-14 22:13 grid, 30 clips\n"
+    ) in text, "what settings have in common is said once"
+    alone = run("--config-id", SMALL.setting_id)
+    assert "kv=nvfp4 4 steps async window=15" in alone
+    assert "also: n 30, VAE ms 100, " in alone
     assert "workload shapes, model mmmmmmmmmmmm, cpu/2/1, measured" in text
     (line,) = [line for line in text.splitlines() if BEATEN.setting_id in line]
     assert " * " not in line

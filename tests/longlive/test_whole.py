@@ -118,7 +118,9 @@ def test_a_person_sees_why_an_engine_runs_as_it_does_and_a_kill_changes_nothing(
         assert "300" in capsys.readouterr().out, "an edit of a video policy is shown, too"
         status = daemon.get("/v1/status")
         assert status["alarms"] == [], "a video profile is no unreadable KV profile"
-        assert not daemon.get("/v1/candidates")["candidates"]
+        listed = daemon.get("/v1/candidates")
+        assert not listed["candidates"]
+        assert {one["config_id"] for one in listed["video_candidates"]} == {BEST.config_id, SMALL.config_id}
 
         daemon.kill()
         assert stepped_into(SMALL), "the last setting outlives the daemon"
@@ -128,6 +130,11 @@ def test_a_person_sees_why_an_engine_runs_as_it_does_and_a_kill_changes_nothing(
         daemon.write_policies({"video.yaml": POLICY.replace("220B", "300B")})
         daemon.reload()
         wait_until(lambda: stepped_into(BEST), "an edit of the policy reaches the engine")
+        delete = ["--config", str(daemon.config), "candidates", "--delete", "--config-id", BEST.config_id]
+        assert main([*delete, "--dry-run"]) == 0
+        assert stepped_into(BEST)
+        assert main(delete) == 0
+        wait_until(lambda: stepped_into(SMALL), "without its profile a setting is not chosen any more")
 
 
 @pytest.mark.slow
