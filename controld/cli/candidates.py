@@ -12,7 +12,7 @@ from controld.cli.admin_client import AdminClient
 from controld.cli.command import print_json
 from controld.contract.errors import ControldError
 
-SUMMARY = "show profiles, their quality, bytes and time, and the Pareto front; carry them from daemon to daemon"
+SUMMARY = "show profiles, their quality, bytes and time, and the Pareto front; carry or delete them"
 EXAMPLES = """\
 examples:
   controld candidates

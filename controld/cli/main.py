@@ -18,7 +18,7 @@ BUILT_IN = {
     "diff": "say what a policy edit would change in decisions, before it is applied",
     "status": "show agents, links, policies and what transfers did",
     "explain": "say why a transfer was sent as it was, or what would be decided",
-    "candidates": "show profiles, their quality, bytes and time, and the Pareto front",
+    "candidates": "show profiles, their quality, bytes and time, and the Pareto front; carry or delete them",
     "space": "show what a plane can be told to do: its parameters, their values and what excludes what",
     "profile": "measure configurations on the real model",
     "replay": "say what would have happened to a trace of requests under a policy",
