@@ -125,8 +125,9 @@ class _Reader(Generic[_Kept]):
         """
         known = self._known
         ours = [record for record in records if kind_of(record) is self._kind]
-        self._known = {record: known.get(record) or self._read(record) for record in ours}
-        found = [one for record, one in self._known.items() if wanted.matches(record)]
+        # Threads may read at once: each goes by what it read itself.
+        self._known = now = {record: known.get(record) or self._read(record) for record in ours}
+        found = [one for record, one in now.items() if wanted.matches(record)]
         return StoredProfiles(
             profiles=tuple(one for one in found if not isinstance(one, UnreadableProfile)),
             unreadable=tuple(one for one in found if isinstance(one, UnreadableProfile)),
