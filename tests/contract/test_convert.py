@@ -14,7 +14,7 @@ from controld.contract.configuration import Configuration
 from controld.contract.decision import RAW, RECOMPUTE, Arm, ClassRule, DecisionTable, Mixture
 from controld.contract.effect import MAX_RECONSTRUCTION_ERROR, Effect, Half, Path, Verdict
 from controld.contract.errors import FieldError
-from controld.contract.rpc import convert
+from controld.contract.rpc import convert, convert_trial
 from controld.contract.rpc import fleet_pb2 as pb
 from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource, TenantShare
 from controld.contract.telemetry import LinkEstimate, Telemetry
@@ -223,25 +223,25 @@ def test_telemetry_survives_the_wire(telemetry: Telemetry) -> None:
 
 @given(TASKS)
 def test_a_trial_task_survives_the_wire(task: TrialTask) -> None:
-    message = convert.trial_task_to_proto(task)
-    assert convert.trial_task_from_proto(pb.TrialRequest.FromString(message.SerializeToString())) == task
+    message = convert_trial.trial_task_to_proto(task)
+    assert convert_trial.trial_task_from_proto(pb.TrialRequest.FromString(message.SerializeToString())) == task
 
 
 def test_a_worker_that_measures_no_answers_and_one_that_measures_nonsense() -> None:
     loss = pb.SegmentLoss(prompt_tokens=256, segment=0, loss_nats=0.5, top1_agreement=1.0)
     message = pb.TrialResult(study_id="s", trial_id="t", status="measured", losses=[loss])
-    assert convert.trial_outcome_from_proto(message).losses[0].answer_nats is None
+    assert convert_trial.trial_outcome_from_proto(message).losses[0].answer_nats is None
     message.losses[0].answer_nats = 0.0
-    assert convert.trial_outcome_from_proto(message).losses[0].answer_nats == 0.0
+    assert convert_trial.trial_outcome_from_proto(message).losses[0].answer_nats == 0.0
     message.losses[0].answer_nats = math.nan
     with pytest.raises(FieldError, match=r"answer_nats"):
-        convert.trial_outcome_from_proto(message)
+        convert_trial.trial_outcome_from_proto(message)
 
 
 @given(OUTCOMES)
 def test_a_trial_outcome_survives_the_wire(outcome: TrialOutcome) -> None:
-    message = convert.trial_outcome_to_proto(outcome)
-    assert convert.trial_outcome_from_proto(pb.TrialResult.FromString(message.SerializeToString())) == outcome
+    message = convert_trial.trial_outcome_to_proto(outcome)
+    assert convert_trial.trial_outcome_from_proto(pb.TrialResult.FromString(message.SerializeToString())) == outcome
 
 
 @given(st.binary(max_size=100), NAMES)
@@ -345,4 +345,4 @@ def test_an_impossible_reconstruction_error_is_refused_by_field(error: float) ->
     loss = pb.SegmentLoss(prompt_tokens=256, top1_agreement=1.0, reconstruction_error=error)
     result = pb.TrialResult(study_id="s", trial_id="t", status="measured", losses=[loss])
     with pytest.raises(FieldError, match=r"segment_loss\.reconstruction_error"):
-        convert.trial_outcome_from_proto(result)
+        convert_trial.trial_outcome_from_proto(result)
