@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from enum import StrEnum
+from typing import TypeVar
 
 from aiohttp import web
 
 from controld.admin.backend import CandidateImport, HypotheticalContext, ImportFormat, PolicyEdit
 from controld.admin.request_body import read_object
+from controld.candidates.stored import ProfileFilter, ProfileKind
 from controld.contract.decision import DEFAULT_CLASS
 from controld.contract.errors import FieldError
 from controld.contract.quantity import parse_rate_bytes_per_s, parse_size_bytes
@@ -15,6 +18,8 @@ from controld.contract.quantity import parse_rate_bytes_per_s, parse_size_bytes
 MAX_LISTED = 1000
 MAX_IMPORT_BYTES = 64 * 2**20
 _DIGITS = 9
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def query_text(request: web.Request, name: str) -> str | None:
@@ -67,14 +72,39 @@ def hypothetical_context(request: web.Request) -> HypotheticalContext:
     )
 
 
-def candidate_import(request: web.Request) -> CandidateImport:
-    text = query_text(request, "format")
+def query_choice(request: web.Request, name: str, choices: type[_Choice]) -> _Choice | None:
+    """One of an enumeration's values, None where it is not given. Raises: FieldError."""
+    text = query_text(request, name)
     if text is None:
-        text = ImportFormat.CONTROLD.value
-    if text not in list(ImportFormat):
-        raise FieldError("format", f'"{text}" is none of {", ".join(ImportFormat)}')
+        return None
+    if text not in list(choices):
+        raise FieldError(name, f'"{text}" is none of {", ".join(choices)}')
+    return choices(text)
+
+
+def query_flag(request: web.Request, name: str) -> bool:
+    """`true` or `false`, which it is where it is not given. Raises: FieldError."""
+    text = query_text(request, name)
+    if text not in (None, "true", "false"):
+        raise FieldError(name, f'"{text}" is neither true nor false')
+    return text == "true"
+
+
+def profile_filter(request: web.Request) -> ProfileFilter:
+    return ProfileFilter(
+        kind=query_choice(request, "kind", ProfileKind),
+        workload=query_text(request, "workload"),
+        model=query_text(request, "model"),
+        hardware=query_text(request, "hardware"),
+        config_id=query_text(request, "config_id"),
+    )
+
+
+def candidate_import(request: web.Request) -> CandidateImport:
     wanted = CandidateImport(
-        format=ImportFormat(text), model=query_text(request, "model"), workload=query_text(request, "workload")
+        format=query_choice(request, "format", ImportFormat) or ImportFormat.CONTROLD,
+        model=query_text(request, "model"),
+        workload=query_text(request, "workload"),
     )
     for name in ("model", "workload"):
         value = getattr(wanted, name)

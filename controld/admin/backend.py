@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from controld.candidates.stored import ProfileFilter, ProfileKind
+
 Json = dict[str, Any]
 
 
@@ -65,6 +67,43 @@ class PolicyEdit:
     whole: bool = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateListing:
+    """Profiles of each kind, and rows of the store that are none: where, and what is wrong."""
+
+    kv: Sequence[Json]
+    video: Sequence[Json]
+    problems: Sequence[Json]
+
+
+class CandidateBackend(Protocol):
+    """The candidates part of `AdminBackend`."""
+
+    async def listing(self, wanted: ProfileFilter) -> CandidateListing:
+        """Profiles, each with its mark on the Pareto front of all that are stored of its model, workload and place."""
+        ...
+
+    async def export(self, kind: ProfileKind) -> Json:
+        """Every profile of a kind as a document that `take` takes."""
+        ...
+
+    async def take(self, text: str, wanted: CandidateImport) -> Json:
+        """Store the profiles of a document, all or nothing."""
+        ...
+
+    async def delete(self, wanted: ProfileFilter, *, dry_run: bool) -> Json:
+        """Forget the profiles that a filter matches, those that cannot be read among them.
+
+        Args:
+            dry_run: only say which they are.
+
+        Raises:
+            FieldError: the filter names nothing, or a beginning that several models share.
+            NotFoundError: nothing matches.
+        """
+        ...
+
+
 class AdminBackend(Protocol):
     """Reads are snapshots; writes name what they did.
 
@@ -72,6 +111,11 @@ class AdminBackend(Protocol):
         NotFoundError: for an unknown id, with `gone` where it was kept once.
         ControldError: for a refused request, with its stable code.
     """
+
+    @property
+    def candidates(self) -> CandidateBackend:
+        """What answers about profiles."""
+        ...
 
     def ready(self) -> tuple[bool, str]:
         """Whether the daemon serves, and why not."""
@@ -82,14 +126,6 @@ class AdminBackend(Protocol):
     async def dataplanes(self) -> list[Json]: ...
 
     async def spaces(self) -> list[Json]: ...
-
-    async def candidates(self, workload: str | None) -> list[Json]: ...
-
-    async def candidate_problems(self, workload: str | None) -> list[Json]: ...
-
-    async def export_candidates(self) -> Json: ...
-
-    async def import_candidates(self, text: str, wanted: CandidateImport) -> Json: ...
 
     async def decisions(self, wanted: DecisionFilter) -> Json: ...
 

@@ -1,4 +1,4 @@
-"""Candidates out of the store as a document, and documents into it: our own format, and KVServe's profile libraries."""
+"""Candidates out of the store as documents, and documents into it: our own formats, and KVServe's profile libraries."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from controld.admin.backend import CandidateImport, ImportFormat, Json
 from controld.admin.problem import UnavailableError
 from controld.candidates.exchange import export_document, read_document
 from controld.candidates.kvserve_library import LibraryTarget, library_model, map_library
 from controld.candidates.profile import Profile
-from controld.candidates.stored import StoredProfileReader, StoredProfiles
-from controld.candidates.video_exchange import is_video_export, read_video_profiles, video_records
+from controld.candidates.stored import (
+    ProfileFilter,
+    ProfileKind,
+    StoredProfileReader,
+    StoredVideoReader,
+    UnreadableProfile,
+)
+from controld.candidates.video_exchange import (
+    export_video_document,
+    is_video_export,
+    read_video_profiles,
+    video_records,
+)
+from controld.candidates.video_profile import VideoProfile
 from controld.contract.clock import Clock
 from controld.contract.errors import FieldError
 from controld.contract.space import StrategySpace
@@ -32,6 +45,15 @@ _log = logging.getLogger(__name__)
 Sessions = Callable[[], Iterable[AgentSession]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCandidates:
+    """What the rows of the store are."""
+
+    kv: tuple[Profile, ...]
+    video: tuple[VideoProfile, ...]
+    unreadable: tuple[UnreadableProfile, ...]
+
+
 class CandidateExchange:
     """Moves profiles between the store and documents. Reading and writing JSON happens off the event loop.
 
@@ -47,20 +69,25 @@ class CandidateExchange:
         self._sessions = sessions
         self._on_profiles = on_profiles
         self._clock = clock
-        self._reader = StoredProfileReader()
+        self._kv_reader = StoredProfileReader()
+        self._video_reader = StoredVideoReader()
 
-    async def stored(self, workload: str | None = None) -> StoredProfiles:
-        """What the store holds: profiles, and the rows that are none."""
+    async def stored(self, wanted: ProfileFilter) -> StoredCandidates:
+        """What the store holds: profiles of both kinds, and the rows that are none."""
         records = await self._store.profiles.list()
-        return await asyncio.to_thread(self._reader.read, records, workload=workload)
+        kv = await asyncio.to_thread(self._kv_reader.read, records, wanted)
+        video = await asyncio.to_thread(self._video_reader.read, records, wanted)
+        return StoredCandidates(kv=kv.profiles, video=video.profiles, unreadable=(*kv.unreadable, *video.unreadable))
 
-    async def export(self) -> Json:
-        """Every profile that can be read; rows that cannot are logged."""
-        stored = await self.stored()
+    async def export(self, kind: ProfileKind) -> Json:
+        """Every profile of a kind that can be read; rows that cannot are logged."""
+        stored = await self.stored(ProfileFilter(kind=kind))
         for row in stored.unreadable:
             _log.error("not exported: %s: %s", row.where, row.what)
+        if kind is ProfileKind.VIDEO:
+            return await asyncio.to_thread(export_video_document, stored.video)
         now_unix_s = self._clock.unix_s()
-        return await asyncio.to_thread(export_document, stored.profiles, exported_unix_s=now_unix_s)
+        return await asyncio.to_thread(export_document, stored.kv, exported_unix_s=now_unix_s)
 
     async def take(self, text: str, wanted: CandidateImport) -> Json:
         """Store what a document holds, all or nothing; of the same measurement the newer one stays.
@@ -79,9 +106,7 @@ class CandidateExchange:
         latest_unix_s = self._clock.unix_s() + CLOCK_SLACK_S
         if wanted.format is ImportFormat.CONTROLD and await asyncio.to_thread(is_video_export, text):
             videos = await asyncio.to_thread(read_video_profiles, text, latest_unix_s=latest_unix_s)
-            return await self._done(
-                wanted, len(videos), await self._store.profiles.add_newer(video_records(videos)), []
-            )
+            return await self._done(wanted, len(videos), await self._add(video_records(videos)), [])
         if wanted.format is ImportFormat.KVSERVE:
             target = await self._target(text, wanted)
             mapped = await asyncio.to_thread(map_library, text, target)
@@ -101,7 +126,7 @@ class CandidateExchange:
 
     async def _add(self, records: Sequence[ProfileRecord]) -> int:
         given = {record.key for record in records}
-        broken = [row.key for row in (await self.stored()).unreadable if row.key in given]
+        broken = [row.key for row in (await self.stored(ProfileFilter())).unreadable if row.key in given]
         if broken:
             # A crash before the next line loses only what nobody could read.
             await self._store.profiles.delete(broken)

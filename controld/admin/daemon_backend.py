@@ -10,13 +10,12 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from controld import __version__
-from controld.admin.backend import CandidateImport, DecisionFilter, HypotheticalContext, Json, PolicyEdit
-from controld.admin.candidate_exchange import CandidateExchange
+from controld.admin.backend import DecisionFilter, HypotheticalContext, Json, PolicyEdit
+from controld.admin.candidates import Candidates
 from controld.admin.engines import engine_document, engine_summary
 from controld.admin.problem import NotFoundError, UnavailableError
 from controld.admin.spaces import describe_spaces
-from controld.candidates.distill import pareto_front
-from controld.candidates.profile import Profile
+from controld.candidates.stored import ProfileFilter, ProfileKind
 from controld.contract.clock import Clock
 from controld.contract.effect import Half
 from controld.contract.errors import FieldError
@@ -99,7 +98,12 @@ class DaemonBackend:
         self._clock = clock
         self._video = video
         self._started_unix_s = clock.unix_s()
-        self._exchange = CandidateExchange(store, fleet.sessions, self._profiles_changed, clock)
+        self._candidates = Candidates(store, fleet.sessions, self._profiles_changed, clock)
+
+    @property
+    def candidates(self) -> Candidates:
+        """What answers about profiles."""
+        return self._candidates
 
     def _profiles_changed(self) -> None:
         self._planner.profiles_changed()
@@ -118,7 +122,7 @@ class DaemonBackend:
             (EffectColumn.SERVICE_CLASS, EffectColumn.ARM_ID, EffectColumn.PATH), sender
         )
         damage = self._store.damage
-        unreadable = (await self._exchange.stored()).unreadable
+        unreadable = await self._candidates.unreadable()
         return {
             "version": __version__,
             "uptime_s": self._clock.unix_s() - self._started_unix_s,
@@ -241,24 +245,6 @@ class DaemonBackend:
         """What connected agents advertise; counted in a thread, as a space may be large."""
         return await asyncio.to_thread(describe_spaces, self._fleet.sessions())
 
-    async def candidates(self, workload: str | None) -> list[Json]:
-        """All profiles, with their mark on the Pareto front of their model and workload.
-
-        Rows that cannot be read are left out; `candidate_problems` and the alarms of `status` name them.
-        """
-        profiles = (await self._exchange.stored(workload)).profiles
-        return await asyncio.to_thread(_marked, profiles)
-
-    async def candidate_problems(self, workload: str | None) -> list[Json]:
-        """Rows of the store that are no profiles: where, and what is wrong."""
-        return [{"where": row.where, "what": row.what} for row in (await self._exchange.stored(workload)).unreadable]
-
-    async def export_candidates(self) -> Json:
-        return await self._exchange.export()
-
-    async def import_candidates(self, text: str, wanted: CandidateImport) -> Json:
-        return await self._exchange.take(text, wanted)
-
     async def decisions(self, wanted: DecisionFilter) -> Json:
         """Effects, newest first, and how many there are by arm, path, verdict and reason."""
         where = EffectFilter(service_class=wanted.service_class, arm_id=wanted.arm_id)
@@ -324,7 +310,7 @@ class DaemonBackend:
     async def _why_raw_alone(self, table: TablePlan, service_class: str) -> str:
         """What a reader should know where raw is the only arm."""
         workload = next(item.goal.workload for item in table.classes if item.goal.name == service_class)
-        stored = len((await self._exchange.stored(workload)).profiles)
+        stored = await self._candidates.count(ProfileFilter(kind=ProfileKind.KV, workload=workload))
         if not stored:
             return f"no profile of workload {workload} is stored (controld profile --workload {workload})"
         return (
@@ -478,28 +464,6 @@ def _agent_summary(session: AgentSession) -> Json:
         "effective_version": session.effective_version,
         "degraded": session.degraded,
     }
-
-
-def _marked(profiles: Sequence[Profile]) -> list[Json]:
-    """Profiles as documents, with their mark on the front."""
-    groups: dict[tuple[str, str, str, str], list[Profile]] = {}
-    for profile in profiles:
-        key = (profile.model_fingerprint, profile.workload, profile.sender_hardware, profile.receiver_hardware)
-        groups.setdefault(key, []).append(profile)
-    # What was imported without a loss would beat everything that has one.
-    measured = ([profile for profile in group if profile.loss_samples] for group in groups.values())
-    front = {id(profile) for group in measured for profile in pareto_front(group)}
-    return [
-        {
-            **profile.to_document(),
-            "config_id": profile.arm_id,
-            "lossy_id": profile.configuration.lossy_id,
-            "latency_s_per_byte": profile.latency_objective,
-            "bytes_objective": profile.bytes_objective,
-            "pareto": id(profile) in front,
-        }
-        for profile in profiles
-    ]
 
 
 def _agent_details(session: AgentSession) -> Json:

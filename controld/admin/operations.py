@@ -14,12 +14,16 @@ from controld.admin.arguments import (
     candidate_import,
     hypothetical_context,
     policy_edit,
+    profile_filter,
+    query_choice,
+    query_flag,
     query_integer,
     query_text,
 )
 from controld.admin.backend import AdminBackend, DecisionFilter
 from controld.admin.event_stream import stream_events
 from controld.admin.request_body import read_object, read_text
+from controld.candidates.stored import ProfileKind
 from controld.contract.errors import FieldError
 from controld.obs.metrics import CONTENT_TYPE, Metrics
 
@@ -64,24 +68,31 @@ class Operations:
         return _json({"spaces": await self._backend.spaces()})
 
     async def candidates(self, request: web.Request) -> web.Response:
-        workload = query_text(request, "workload")
+        wanted = profile_filter(request)
         offset = query_integer(request, "offset", 0, low=0, high=MAX_CANDIDATES)
         limit = query_integer(request, "limit", MAX_CANDIDATES, low=1, high=MAX_CANDIDATES)
-        found = await self._backend.candidates(workload)
-        page = {
-            "candidates": found[offset : offset + limit],
-            "total": len(found),
-            "problems": await self._backend.candidate_problems(workload),
-        }
+        found = await self._backend.candidates.listing(wanted)
+        page: dict[str, Any] = {}
+        # A list for each kind: their entries have other fields, and who reads one must not stumble over the other.
+        for kind, name, entries in ((ProfileKind.KV, "", found.kv), (ProfileKind.VIDEO, "video_", found.video)):
+            if wanted.kind in (None, kind):
+                page[f"{name}candidates"] = entries[offset : offset + limit]
+                page[f"{name}total"] = len(entries)
+        page["problems"] = found.problems
         # Thousands of profiles take seconds to write, and agents must not wait for that.
         return await asyncio.to_thread(_json, page)
 
-    async def export_candidates(self, _: web.Request) -> web.Response:
-        return await asyncio.to_thread(_json, await self._backend.export_candidates())
+    async def export_candidates(self, request: web.Request) -> web.Response:
+        kind = query_choice(request, "kind", ProfileKind) or ProfileKind.KV
+        return await asyncio.to_thread(_json, await self._backend.candidates.export(kind))
 
     async def import_candidates(self, request: web.Request) -> web.Response:
         text = await read_text(request, max_bytes=MAX_IMPORT_BYTES)
-        return _json(await self._backend.import_candidates(text, candidate_import(request)))
+        return _json(await self._backend.candidates.take(text, candidate_import(request)))
+
+    async def delete_candidates(self, request: web.Request) -> web.Response:
+        wanted, dry_run = profile_filter(request), query_flag(request, "dry_run")
+        return await asyncio.to_thread(_json, await self._backend.candidates.delete(wanted, dry_run=dry_run))
 
     async def decisions(self, request: web.Request) -> web.Response:
         wanted = DecisionFilter(

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from controld.admin.arguments import MAX_LISTED
 from controld.admin.operations import Operations
+from controld.candidates.stored import LEAST_FINGERPRINT
 
 Operation = Callable[[Operations, web.Request], Awaitable[web.StreamResponse]]
 
@@ -49,6 +50,14 @@ def _required(name: str, description: str) -> QueryParameter:
     return QueryParameter(name=name, description=description, required=True)
 
 
+_PROFILE_FILTER: Final = (
+    _optional("kind", "kv or video; both unless given"),
+    _optional("workload", "only this workload"),
+    _optional("model", f"only of this fingerprint, or of that which begins like this ({LEAST_FINGERPRINT} characters)"),
+    _optional("hardware", "only what was measured on it, on either side"),
+    _optional("config_id", "only this configuration"),
+)
+
 # The OpenAPI document itself comes on top of them.
 ROUTES: Final = (
     _get("/healthz", Operations.healthz, "Whether the process lives"),
@@ -62,14 +71,24 @@ ROUTES: Final = (
     _get("/v1/spaces", Operations.spaces, "The strategy spaces that connected agents advertise, with their sizes"),
     _get(
         "/v1/candidates", Operations.candidates,
-        "Profiles with their objectives and whether each is on the Pareto front",
+        "Profiles with their objectives and whether each is on the Pareto front: KV in `candidates`, video in"
+        " `video_candidates`",
         query=(
-            _optional("workload", "only this workload"),
-            _optional("offset", "from this one on (0)"),
-            _optional("limit", "at most so many (all); `total` says how many there are"),
+            *_PROFILE_FILTER,
+            _optional("offset", "from this one on (0), of each kind"),
+            _optional("limit", "at most so many (all) of each kind; `total` and `video_total` say how many there are"),
         ),
     ),
-    _get("/v1/candidates/export", Operations.export_candidates, "Every profile as one document, to import elsewhere"),
+    Route(
+        method="DELETE", path="/v1/candidates", operation=Operations.delete_candidates, statuses=(200, 400, 404),
+        summary="Forget the profiles that all given parameters match (at least one) and plan without them",
+        query=(*_PROFILE_FILTER, _optional("dry_run", "true: only say which they are")),
+    ),
+    _get(
+        "/v1/candidates/export", Operations.export_candidates,
+        "Every profile of a kind as one document, to import elsewhere",
+        query=(_optional("kind", "kv (unless given) or video"),),
+    ),
     Route(
         method="POST", path="/v1/candidates/import", operation=Operations.import_candidates, statuses=(200, 400, 503),
         body="what the export gave, or a KVServe profile library",

@@ -17,14 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from controld.candidates.exchange import (
-    IMPORTED,
-    finite_number,
-    printable_text,
-    profile_identity,
-    read_json_object,
-    require_keys,
-)
+from controld.candidates.document import finite_number, printable_text, read_json_object, require_keys
+from controld.candidates.exchange import IMPORTED, profile_identity
 from controld.candidates.profile import Profile, StageTime
 from controld.contract.configuration import Configuration, Value
 from controld.contract.errors import FieldError

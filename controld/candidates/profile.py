@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from controld.candidates.document import fields_of, read_json_object
 from controld.candidates.statistics import upper_bound_95
 from controld.contract.configuration import Configuration
 from controld.contract.effect import MAX_RECONSTRUCTION_ERROR
@@ -243,7 +244,7 @@ class Profile:
         for name in _TEXTS:
             if not isinstance(values.get(name, ""), str):
                 raise FieldError(f"profile.{name}", "is not a text")
-        try:
+        with fields_of("profile"):
             upper = values.pop("loss_upper_nats")
             return cls(
                 **{
@@ -254,19 +255,11 @@ class Profile:
                     "loss_upper_nats": math.inf if upper is None else upper,
                 }
             )
-        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            raise FieldError("profile", f"not a profile: {error}") from error
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
         """Parse what `to_json` wrote. Raises: FieldError."""
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise FieldError("profile", f"not JSON: {error}") from error
-        if not isinstance(document, dict):
-            raise FieldError("profile", "not a JSON object")
-        return cls.from_document(document)
+        return cls.from_document(read_json_object(text, "profile"))
 
 
 def objective_matrix(profiles: Sequence[Profile]) -> np.ndarray:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from controld.candidates.exchange import read_json_object, require_keys
+from controld.candidates.document import placed, read_json_object, read_profiles, require_format, require_keys
 from controld.candidates.video_profile import Source, VideoProfile
 from controld.contract.errors import FieldError
 from controld.store.records import ProfileKey, ProfileRecord
@@ -17,6 +18,11 @@ VERSION = 1
 def is_video_export(text: str) -> bool:
     """Whether a document says that it is of this format. Raises: FieldError: not a JSON object."""
     return read_json_object(text).get("format") == FORMAT
+
+
+def export_video_document(profiles: Iterable[VideoProfile]) -> dict[str, Any]:
+    """Every profile, as `read_video_profiles` takes it."""
+    return {"format": FORMAT, "version": VERSION, "profiles": [profile.to_document() for profile in profiles]}
 
 
 def read_video_profiles(text: str, *, latest_unix_s: float = math.inf) -> list[VideoProfile]:
@@ -31,31 +37,19 @@ def read_video_profiles(text: str, *, latest_unix_s: float = math.inf) -> list[V
     """
     document = read_json_object(text)
     require_keys(document, "", ("format", "version", "profiles"))
-    if document["format"] != FORMAT:
-        raise FieldError("format", f"{document['format']!r} is not {FORMAT!r}")
-    if document["version"] != VERSION or isinstance(document["version"], bool):
-        raise FieldError("version", f"{document['version']!r} is not {VERSION}")
-    if not isinstance(document["profiles"], list):
-        raise FieldError("profiles", "is not a list")
-    found: dict[ProfileKey, VideoProfile] = {}
-    for index, entry in enumerate(document["profiles"]):
-        path = f"profiles[{index}]"
-        if not isinstance(entry, dict):
-            raise FieldError(path, "is not a JSON object")
-        try:
-            profile = VideoProfile.from_document(entry)
-        except FieldError as error:
-            raise FieldError(f"{path}.{error.field}", error.problem) from error
-        if profile.source is not Source.MEASURED:
-            raise FieldError(f"{path}.source", "others' figures are not planned with", hint="measure it here")
-        for name in ("workload", "model_fingerprint"):
-            if not getattr(profile, name):
-                raise FieldError(f"{path}.{name}", "is empty")
-        if profile.measured_unix_s > latest_unix_s:
-            raise FieldError(f"{path}.measured_unix_s", "is in the future", hint="check both clocks")
-        if found.setdefault(video_key(profile), profile) is not profile:
-            raise FieldError(path, "comes twice: same model, workload, setting and hardware")
-    return list(found.values())
+    require_format(document, FORMAT, VERSION)
+    return read_profiles(document["profiles"], _read_profile, video_key, latest_unix_s=latest_unix_s)
+
+
+def _read_profile(entry: dict[str, Any], path: str) -> VideoProfile:
+    with placed(path):
+        profile = VideoProfile.from_document(entry)
+    if profile.source is not Source.MEASURED:
+        raise FieldError(f"{path}.source", "others' figures are not planned with", hint="measure it here")
+    for name in ("workload", "model_fingerprint"):
+        if not getattr(profile, name):
+            raise FieldError(f"{path}.{name}", "is empty")
+    return profile
 
 
 def video_key(profile: VideoProfile) -> ProfileKey:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from controld.candidates.document import fields_of, read_json_object
 from controld.candidates.statistics import upper_bound_95
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
@@ -161,10 +162,13 @@ class VideoProfile:
             return self.loss_mean
         return upper_bound_95(self.loss_mean, self.loss_se, self.loss_samples)
 
+    def to_document(self) -> dict[str, Any]:
+        """A JSON-ready mapping."""
+        return {**asdict(self), "kind": KIND, "format": _FORMAT, "configuration": dict(self.configuration)}
+
     def to_json(self) -> str:
         """Canonical JSON."""
-        document = {**asdict(self), "kind": KIND, "format": _FORMAT, "configuration": dict(self.configuration)}
-        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return json.dumps(self.to_document(), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> VideoProfile:
@@ -172,7 +176,7 @@ class VideoProfile:
         values = dict(document)
         if values.pop("kind", None) != KIND or values.pop("format", None) != _FORMAT:
             raise FieldError("video_profile.format", f"is not {KIND} {_FORMAT}")
-        try:
+        with fields_of("video_profile"):
             memory = values.pop("memory", None)
             return cls(
                 **{
@@ -182,19 +186,11 @@ class VideoProfile:
                     "memory": None if memory is None else VideoMemory(**memory),
                 }
             )
-        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            raise FieldError("video_profile", f"not a profile: {error}") from error
 
     @classmethod
     def from_json(cls, text: str) -> VideoProfile:
         """Parse what `to_json` wrote. Raises: FieldError."""
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise FieldError("video_profile", f"not JSON: {error}") from error
-        if not isinstance(document, dict):
-            raise FieldError("video_profile", "not a JSON object")
-        return cls.from_document(document)
+        return cls.from_document(read_json_object(text, "video_profile"))
 
 
 def is_video_document(text: str) -> bool:

@@ -69,9 +69,10 @@ class AdminClient:
         chosen = {name: value for name, value in query.items() if value is not None}
         return self._succeed("POST", path + ("?" + urlencode(chosen) if chosen else ""), body)
 
-    def delete(self, path: str) -> Any:
+    def delete(self, path: str, **query: str | None) -> Any:
         """The body of a successful answer. Raises: AdminError."""
-        return self._succeed("DELETE", path, None)
+        chosen = {name: value for name, value in query.items() if value is not None}
+        return self._succeed("DELETE", path + ("?" + urlencode(chosen) if chosen else ""), None)
 
     def request(self, method: str, path: str, body: Any = None) -> AdminResponse:
         """One exchange, whatever its status.

@@ -1,14 +1,26 @@
-"""The plots of candidates: a page with the front in space, to turn and to point at, and a picture for reports."""
+"""The plots of KV candidates: a page with the front in space, and a picture for reports."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from controld.cli.candidate_page import (
+    Axis,
+    Cell,
+    Column,
+    Group,
+    Point,
+    Scene,
+    colours_of,
+    new_figure,
+    page_of,
+    plain,
+    short,
+    write_files,
+)
 from controld.contract.configuration_label import configuration_label
 from controld.contract.errors import ControldError
 
@@ -16,20 +28,23 @@ Row = dict[str, Any]
 
 _LOSS_FLOOR_NATS = 1e-6
 _PANEL_INCHES = (15.0, 7.0)
-_DATA_MARK = "/*DATA*/"
-
-COLOURS = ("#3b6fb6", "#d1692e", "#3f8f4f", "#a2456f", "#7a5cb8", "#8a7431", "#2a8f9c", "#5b6470")
-"""By coder, in the order of their names; the same in the page and the picture."""
+_AXES = (
+    Axis(name="loss + 1e-6 (nats per token)"),
+    Axis(name="encode + decode (ns per raw byte)"),
+    Axis(name="wire bytes / raw bytes"),
+)
+_COLUMNS = (
+    Column(name="configuration"), Column(name="loss (nats)", is_number=True), Column(name="at most", is_number=True),
+    Column(name="wire / raw", is_number=True), Column(name="ratio", is_number=True),
+    Column(name="ns per byte", is_number=True), Column(name="front"), Column(name="where from"),
+)  # fmt: skip
 
 
 def write_plots(rows: Sequence[Row], path: Path) -> list[Path]:
-    """Write what the path asks for: into a folder a page and a picture, else one file by its suffix.
+    """Write a page and a picture, or one of them, as `write_files` says.
 
     Args:
         rows: candidates as `GET /v1/candidates` gives them; those without a measured loss are left out.
-
-    Returns:
-        What was written.
 
     Raises:
         ControldError: there is nothing to plot, matplotlib is needed and not installed, or a file cannot be written.
@@ -39,69 +54,59 @@ def write_plots(rows: Sequence[Row], path: Path) -> list[Path]:
         raise ControldError(
             "there are no candidates with a measured loss to plot", code="cli.plot", hint="controld profile --grid"
         )
-    targets = [path] if path.suffix else [path / "front.html", path / "front.png"]
-    try:
-        if not path.suffix:
-            path.mkdir(parents=True, exist_ok=True)
-        for target in targets:
-            if target.suffix == ".html":
-                target.write_text(page(plotted), encoding="utf-8")
-            else:
-                _write_picture(plotted, target)
-    except OSError as error:
-        raise ControldError(f"{path}: cannot be written: {error.strerror}", code="cli.file") from error
-    return targets
+    return write_files(path, lambda: page(plotted), lambda target: _write_picture(plotted, target))
 
 
 def page(rows: Sequence[Row]) -> str:
-    """One HTML file that needs nothing else: no network, no library."""
-    groups = [
-        {
-            "title": title,
-            "points": [
-                {
-                    "id": row["config_id"],
-                    "label": configuration_label(row["configuration"]),
-                    "code": _coder(row),
-                    "loss": _loss(row),
-                    "lossMean": row["loss_mean_nats"],
-                    "lossError": row["loss_se_nats"],
-                    "lossUpper": row["loss_upper_nats"],
-                    "samples": row["loss_samples"],
-                    "secondsPerByte": _seconds_per_byte(row),
-                    "bytesRatio": row["bytes_objective"],
-                    "ratio": row["ratio"],
-                    "front": bool(row["pareto"]),
-                    "from": f"{row['provenance']}, {row['corpus']}",
-                }
-                for row in members
-            ],
-        }
-        for title, members in _groups(rows)
-    ]
-    data = {"colours": _coder_colours(rows), "groups": groups}
-    # "</script>" within a text would end the element that holds the data.
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
-    template = resources.files("controld.cli").joinpath("candidate_page.html").read_text(encoding="utf-8")
-    return template.replace(_DATA_MARK, text)
+    """The page of candidates with a measured loss."""
+    groups = tuple(Group(title=title, points=tuple(_point(row) for row in members)) for title, members in _groups(rows))
+    intro = "Loss, codec time and bytes, each on a log axis; less is better on all three."
+    return page_of(Scene(intro=intro, axes=_AXES, columns=_COLUMNS, groups=groups))
+
+
+def _point(row: Row) -> Point:
+    label, upper, ns_per_byte = configuration_label(row["configuration"]), row["loss_upper_nats"], _ns_per_byte(row)
+    origin = f"{row['provenance']}, {row['corpus']}"
+    mean, error, bytes_ratio, ratio = (
+        row["loss_mean_nats"], row["loss_se_nats"], row["bytes_objective"], row["ratio"],
+    )  # fmt: skip
+    return Point(
+        config_id=row["config_id"],
+        label=label,
+        family=_coder(row),
+        front=bool(row["pareto"]),
+        at=(_loss(row), ns_per_byte, bytes_ratio),
+        cells=(
+            Cell(text=label, key=label),
+            Cell(text=f"{mean:.5f} ± {error:.5f}", key=mean),
+            Cell(text="?" if upper is None else f"{upper:.5f}", key=upper),
+            Cell(text=f"{bytes_ratio:.4f}", key=bytes_ratio),
+            Cell(text=f"{ratio:.2f}", key=ratio),
+            Cell(text=f"{ns_per_byte:.2f}", key=ns_per_byte),
+            Cell(text="yes" if row["pareto"] else "", key=0 if row["pareto"] else 1),
+            Cell(text=origin, key=origin),
+        ),
+        facts=(
+            ("loss", f"{short(mean)} ± {short(error)} nats"),
+            ("at most (95 %)", "?" if upper is None else f"{short(upper)} nats"),
+            ("segments", str(row["loss_samples"])),
+            ("wire / raw", f"{short(bytes_ratio)} ({ratio:.2f}x)"),
+            ("encode + decode", f"{short(ns_per_byte)} ns per byte"),
+            ("Pareto front", "yes" if row["pareto"] else "no"),
+            ("id", row["config_id"]),
+        ),
+    )
 
 
 def _write_picture(rows: Sequence[Row], path: Path) -> None:
-    try:
-        # A backend without a display, and without pyplot's global state.
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ControldError(
-            f"matplotlib is missing: {error}", code="cli.plot", hint='pip install "controld[plot]"'
-        ) from error
     groups = _groups(rows)
     width, height = _PANEL_INCHES
-    figure = Figure(figsize=(width, height * len(groups)), layout="constrained")
+    figure = new_figure(width, height * len(groups))
     colours = _coder_colours(rows)
     parts = figure.subfigures(len(groups), 1, squeeze=False)[:, 0]
     panels = []
     for part, (title, members) in zip(parts, groups, strict=True):
-        part.suptitle(f"{_plain(title)}\nfilled = on the Pareto front", fontsize=10)
+        part.suptitle(f"{plain(title)}\nfilled = on the Pareto front", fontsize=10)
         grid = part.add_gridspec(1, 2, width_ratios=(1, 1.1))
         panels.append((part.add_subplot(grid[0]), members))
         _plot_loss_and_bytes(*panels[-1], colours)
@@ -130,27 +135,22 @@ def _loss(row: Row) -> float:
     return max(float(row["loss_mean_nats"]), 0.0) + _LOSS_FLOOR_NATS
 
 
-def _seconds_per_byte(row: Row) -> float:
+def _ns_per_byte(row: Row) -> float:
     """On a log axis no time at all has no place: a femtosecond stands for it."""
-    return max(float(row["latency_s_per_byte"]), 1e-15)
-
-
-def _plain(text: str) -> str:
-    """The text as matplotlib draws it letter by letter: dollars would begin a formula, which may not parse."""
-    return text.replace("$", r"\$")
+    return max(float(row["latency_s_per_byte"]), 1e-15) * 1e9
 
 
 def _coder(row: Row) -> str:
-    return str(row["configuration"].get("code", ""))
+    return str(row["configuration"].get("code", "no coder"))
 
 
 def _coder_colours(rows: Sequence[Row]) -> dict[str, str]:
-    return {code: COLOURS[i % len(COLOURS)] for i, code in enumerate(sorted({_coder(row) for row in rows}))}
+    return colours_of(_coder(row) for row in rows)
 
 
 def _plot_loss_and_bytes(axes: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
     for code, colour in colours.items():
-        label: str | None = _plain(code)
+        label: str | None = plain(code)
         for on_front in (True, False):
             chosen = [row for row in rows if _coder(row) == code and bool(row["pareto"]) is on_front]
             if not chosen:
@@ -193,7 +193,7 @@ def label_steps(axes: Any, steps: Sequence[Row]) -> None:
     taken: list[Any] = []
     for row in (*steps[:1], *steps[:0:-1]):
         text = axes.annotate(
-            _plain(configuration_label({name: v for name, v in row["configuration"].items() if name != "code"})),
+            plain(configuration_label({name: v for name, v in row["configuration"].items() if name != "code"})),
             (row["bytes_objective"], _loss(row)),
             textcoords="offset points",
             xytext=(-6, -4),
@@ -212,8 +212,7 @@ def label_steps(axes: Any, steps: Sequence[Row]) -> None:
 def _plot_space(axes: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
     """Matplotlib has no log axes in space: logarithms are drawn and the ticks named by their values."""
     points = [
-        (math.log10(_loss(row)), math.log10(_seconds_per_byte(row) * 1e9), math.log10(row["bytes_objective"]))
-        for row in rows
+        (math.log10(_loss(row)), math.log10(_ns_per_byte(row)), math.log10(row["bytes_objective"])) for row in rows
     ]
     floor = min(z for _, _, z in points)
     for row, (x, y, z) in zip(rows, points, strict=True):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from controld.cli.candidate_plot import COLOURS
+from controld.cli.candidate_page import COLOURS
 from controld.contract.errors import ControldError
 from controld.contract.quantity import format_duration, format_size
 from controld.sim.record import Run

@@ -191,6 +191,7 @@ class AuditEvent(StrEnum):
     STUDY_STARTED = "study_started"
     STUDY_ENDED = "study_ended"
     CANDIDATES_IMPORTED = "candidates_imported"
+    CANDIDATES_DELETED = "candidates_deleted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

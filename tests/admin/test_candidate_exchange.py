@@ -16,6 +16,7 @@ from controld.admin.candidate_exchange import CLOCK_SLACK_S, CandidateExchange
 from controld.admin.problem import UnavailableError
 from controld.candidates.exchange import export_document
 from controld.candidates.profile import Profile, StageTime
+from controld.candidates.stored import ProfileFilter, ProfileKind
 from controld.contract.clock import ManualClock
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
@@ -118,7 +119,7 @@ async def test_what_one_daemon_exports_another_takes_once(desk: Desk) -> None:
     assert await desk.exchange.take(text, OURS) == {"profiles": 2, "stored": 0, "kept": 2, "unmapped": []}
     assert await desk.profiles() == before
     assert desk.told == 1, "nothing new, nothing to plan"
-    again = await desk.exchange.export()
+    again = await desk.exchange.export(ProfileKind.KV)
     assert await desk.exchange.take(json.dumps(again), OURS) == {"profiles": 2, "stored": 0, "kept": 2, "unmapped": []}
 
 
@@ -197,12 +198,12 @@ async def test_a_damaged_row_keeps_nothing_back_and_an_import_replaces_it(desk: 
     good, other = profile(), profile(code="zstd")
     damaged = replace(record(other), document="{{{", updated_unix_s=1e308)
     await desk.store.profiles.upsert([record(good), damaged])
-    stored = await desk.exchange.stored()
-    assert stored.profiles == (good,)
+    stored = await desk.exchange.stored(ProfileFilter())
+    assert stored.kv == (good,)
     assert [row.key for row in stored.unreadable] == [damaged.key]
-    assert [one["arm_id"] for one in (await desk.exchange.export())["profiles"]] == [good.arm_id]
+    assert [one["arm_id"] for one in (await desk.exchange.export(ProfileKind.KV))["profiles"]] == [good.arm_id]
     # Of the row that can be read the one that is here stays, as ever.
     outcome = await desk.exchange.take(document(good, other), OURS)
     assert outcome == {"profiles": 2, "stored": 1, "kept": 1, "unmapped": []}
-    assert {one.arm_id for one in (await desk.exchange.stored()).profiles} == {good.arm_id, other.arm_id}
-    assert not (await desk.exchange.stored()).unreadable
+    assert {one.arm_id for one in (await desk.exchange.stored(ProfileFilter())).kv} == {good.arm_id, other.arm_id}
+    assert not (await desk.exchange.stored(ProfileFilter())).unreadable

@@ -7,6 +7,7 @@ import gzip
 import io
 import re
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,40 @@ import pytest
 from aiohttp import web
 
 from controld.admin import operations
-from controld.admin.backend import CandidateImport, DecisionFilter, HypotheticalContext, PolicyEdit
+from controld.admin.backend import (
+    CandidateImport,
+    CandidateListing,
+    DecisionFilter,
+    HypotheticalContext,
+    PolicyEdit,
+)
 from controld.admin.event_stream import stream_events
 from controld.admin.problem import NotFoundError
 from controld.admin.server import AdminAddress, AdminServer
+from controld.candidates.stored import ProfileFilter, ProfileKind
 from controld.contract.errors import ControldError
 from controld.obs.metrics import Metrics
 from controld.policy.loader import SourceFile, parse_policies
+
+
+class RecordedCandidates:
+    """The candidates part of `RecordedBackend`."""
+
+    async def listing(self, wanted: ProfileFilter) -> CandidateListing:
+        kv = [{"workload": wanted.workload, "number": number} for number in range(3)]
+        video = [{"model": wanted.model, "number": number} for number in range(10, 12)]
+        return CandidateListing(kv=kv, video=video, problems=[{"where": "row 1", "what": f"no {wanted.hardware}"}])
+
+    async def export(self, kind: ProfileKind) -> dict[str, Any]:
+        return {"profiles": [], "kind": kind}
+
+    async def take(self, text: str, wanted: CandidateImport) -> dict[str, Any]:
+        return {"length": len(text), "format": wanted.format, "model": wanted.model, "workload": wanted.workload}
+
+    async def delete(self, wanted: ProfileFilter, *, dry_run: bool) -> dict[str, Any]:
+        if wanted.config_id == "unknown":
+            raise NotFoundError("no profile matches")
+        return {**asdict(wanted), "dry_run": dry_run}
 
 
 class RecordedBackend:
@@ -29,6 +57,7 @@ class RecordedBackend:
 
     def __init__(self) -> None:
         self.accept_reload = True
+        self.candidates = RecordedCandidates()
 
     def ready(self) -> tuple[bool, str]:
         return False, "no policy yet"
@@ -41,18 +70,6 @@ class RecordedBackend:
 
     async def spaces(self) -> list[dict[str, Any]]:
         return [{"kind": "sglang"}]
-
-    async def candidates(self, workload: str | None) -> list[dict[str, Any]]:
-        return [{"workload": workload, "number": number} for number in range(3)]
-
-    async def candidate_problems(self, workload: str | None) -> list[dict[str, Any]]:
-        return [{"where": "row 1", "what": f"no profile of {workload}"}]
-
-    async def export_candidates(self) -> dict[str, Any]:
-        return {"profiles": []}
-
-    async def import_candidates(self, text: str, wanted: CandidateImport) -> dict[str, Any]:
-        return {"length": len(text), "format": wanted.format, "model": wanted.model, "workload": wanted.workload}
 
     async def decisions(self, wanted: DecisionFilter) -> dict[str, Any]:
         return {"limit": wanted.limit, "class": wanted.service_class, "arm": wanted.arm_id}
@@ -165,6 +182,38 @@ async def test_candidates_come_in_pages_where_a_client_wants_them(served) -> Non
     assert await page("limit=2") == ([0, 1], 3)
     assert await page("limit=2&offset=2") == ([2], 3)
     assert await page("offset=3") == ([], 3)
+    assert await page("limit=2&kind=kv") == ([0, 1], 3)
+
+
+async def test_each_kind_of_candidate_has_a_list_of_its_own(served) -> None:  # type: ignore[no-untyped-def]
+    async def answer(query: str) -> dict[str, Any]:
+        async with served[0].get(f"/v1/candidates?{query}") as response:
+            found: dict[str, Any] = await response.json()
+            return found
+
+    both = await answer("limit=1&offset=1&hardware=cpu&workload=w&model=m")
+    assert both == {
+        "candidates": [{"workload": "w", "number": 1}], "total": 3,
+        "video_candidates": [{"model": "m", "number": 11}], "video_total": 2,
+        "problems": [{"where": "row 1", "what": "no cpu"}],
+    }  # fmt: skip
+    assert (await answer("kind=kv")).keys() == {"candidates", "total", "problems"}
+    assert (await answer("kind=video")).keys() == {"video_candidates", "video_total", "problems"}
+    for query, kind in (("", "kv"), ("?kind=kv", "kv"), ("?kind=video", "video")):
+        async with served[0].get(f"/v1/candidates/export{query}") as response:
+            assert (await response.json())["kind"] == kind
+
+
+async def test_candidates_are_deleted_by_what_is_named(served) -> None:  # type: ignore[no-untyped-def]
+    client, _, _ = served
+    query = "kind=video&workload=w&model=m&hardware=cpu%2F1&config_id=c"
+    wanted = {"kind": "video", "workload": "w", "model": "m", "hardware": "cpu/1", "config_id": "c"}
+    for suffix, dry_run in (("", False), ("&dry_run=false", False), ("&dry_run=true", True)):
+        async with client.delete(f"/v1/candidates?{query}{suffix}") as response:
+            assert await response.json() == {**wanted, "dry_run": dry_run}
+    for query, status in (("config_id=unknown", 404), ("dry_run=yes&kind=kv", 400), ("arm=a", 400), ("kind=x", 400)):
+        async with client.delete(f"/v1/candidates?{query}") as response:
+            assert response.status == status, query
 
 
 @pytest.mark.parametrize(
@@ -178,6 +227,8 @@ async def test_candidates_come_in_pages_where_a_client_wants_them(served) -> Non
         ("/v1/candidates?workload=a&workload=b", 400, "field.invalid", "workload"),
         ("/v1/candidates?limit=0", 400, "field.invalid", "limit"),
         ("/v1/candidates?offset=-1", 400, "field.invalid", "offset"),
+        ("/v1/candidates?kind=audio", 400, "field.invalid", "kind"),
+        ("/v1/candidates/export?kind=", 400, "field.invalid", "kind"),
         ("/v1/explain?bytes=20MB&bytes=1MB&bandwidth=1Gbit", 400, "field.invalid", "bytes"),
         ("/v1/explain?bytes=20MB&bandwidth=1Gbit&load=0&load=1", 400, "field.invalid", "load"),
         ("/v1/studies/compare?ids=a&ids=b", 400, "field.invalid", "ids"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controld.candidates.profile import Profile, StageTime
-from controld.candidates.stored import StoredProfileReader
+from controld.candidates.stored import ProfileFilter, StoredProfileReader
 from controld.contract.configuration import Configuration
 from controld.profiling.results import profile_record
 from controld.store.records import ProfileRecord
@@ -66,10 +66,10 @@ def test_a_row_that_is_no_profile_is_named_and_the_others_are_read(document: str
 def test_a_workload_shows_its_own_rows_only() -> None:
     reader = StoredProfileReader()
     rows = [profile_record(GOOD), profile_record(OTHER)]
-    assert reader.read(rows, workload="dialogue").profiles == (OTHER,)
+    assert reader.read(rows, ProfileFilter(workload="dialogue")).profiles == (OTHER,)
     rows[1] = replace(rows[1], document="?")
-    assert not reader.read(rows, workload="general").unreadable
-    assert len(reader.read(rows, workload="dialogue").unreadable) == 1
+    assert not reader.read(rows, ProfileFilter(workload="general")).unreadable
+    assert len(reader.read(rows, ProfileFilter(workload="dialogue")).unreadable) == 1
 
 
 def test_a_row_that_stays_as_it_is_is_read_once_and_one_that_changes_again() -> None:

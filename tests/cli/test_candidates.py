@@ -192,7 +192,7 @@ def test_an_export_imports_again_and_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    "options", [["--model", "f"], ["--export", "x.json", "--pareto"], ["--import", "x.json", "--workload", "general"]]
+    "options", [["--dry-run"], ["--export", "x.json", "--pareto"], ["--import", "x.json", "--workload", "general"]]
 )
 def test_options_that_do_not_go_together_are_refused(
     config_file: Path, options: list[str], capsys: pytest.CaptureFixture[str]

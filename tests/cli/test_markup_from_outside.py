@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from controld.cli import candidates, status
+from controld.cli import status
 from controld.cli.candidate_envelope import show_envelopes
 from controld.cli.candidate_plot import write_plots
+from controld.cli.candidate_table import show_kv
 from controld.cli.study_screen import study_screen
 
 EVIL = "[/nope][red]x"
@@ -31,7 +32,7 @@ def row(text: str = EVIL) -> dict[str, Any]:
 
 
 def test_the_table_of_candidates(capsys: pytest.CaptureFixture[str]) -> None:
-    candidates._show([row()])
+    show_kv([row()])
     text = capsys.readouterr().out
     assert f"workload {EVIL}, model {EVIL[:12]}" in " ".join(text.split())
     assert f"{EVIL}-id" in text and f"lossless {EVIL}" in text

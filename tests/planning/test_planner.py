@@ -9,7 +9,9 @@ from pathlib import Path as FilePath
 
 import pytest
 
+from controld.admin.candidates import Candidates
 from controld.candidates.profile import Profile, StageTime
+from controld.candidates.stored import ProfileFilter
 from controld.contract.clock import ManualClock, SystemClock
 from controld.contract.configuration import Configuration
 from controld.contract.decision import ClassRule
@@ -138,6 +140,18 @@ async def test_a_profile_changes_slow_cells_of_classes_that_allow_its_loss(house
     assert house.arm("chat", 20e6, 2.5e6) == CODED.config_id
     assert house.arm("chat", 20e6, 1.25e9) == "raw"
     assert house.arm("default", 20e6, 2.5e6) == "raw", "default is lossless"
+
+
+async def test_without_its_profile_an_arm_leaves_the_table(house: House) -> None:
+    await house.keep(profile())
+    await house.planner.plan_once()
+    assert house.arm("chat", 20e6, 2.5e6) == CODED.config_id
+    deleting = Candidates(house.store, house.fleet.sessions, house.planner.profiles_changed, house.clock)
+    await deleting.delete(ProfileFilter(config_id=CODED.config_id), dry_run=True)
+    assert await house.planner.plan_once() == 0, "nobody was told"
+    await deleting.delete(ProfileFilter(config_id=CODED.config_id), dry_run=False)
+    assert await house.planner.plan_once() == 1
+    assert house.arm("chat", 20e6, 2.5e6) == "raw"
 
 
 async def test_a_pinned_class_takes_its_arm_and_unlearned_ones_teach_nothing(house: House) -> None:
