@@ -88,7 +88,7 @@ def configure(parser: ArgumentParser) -> None:
         "--lengths",
         type=_lengths,
         metavar="N,N",
-        help="prompt lengths in tokens (default: 256,1024,2048), or clip lengths in chunks (default: 3)",
+        help="prompt lengths in tokens (default: 256,1024,2048), or clip lengths in chunks (default: 8)",
     )
     parser.add_argument(
         "--segments",

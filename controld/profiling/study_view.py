@@ -144,13 +144,13 @@ def _trial_view(trial: Trial) -> Json:
 def _clip_losses(trial: Trial) -> Json:
     """The loss at the worst clip length, and at each."""
     clips = trial.outcome.clips if trial.outcome else ()
-    lengths = []
+    lengths: list[Json] = []
     for chunks in sorted({clip.chunks for clip in clips}):
         values = [clip.loss for clip in clips if clip.chunks == chunks]
         lengths.append(
             {"clip_chunks": chunks, "loss": fmean(values), "loss_se": _standard_error(values), "segments": len(values)}
         )
-    worst = max(lengths, key=lambda length: length["loss"], default={})
+    worst: Json = max(lengths, key=lambda length: length["loss"], default={})
     return {"loss": worst.get("loss"), "loss_se": worst.get("loss_se"), "lengths": lengths}
 
 

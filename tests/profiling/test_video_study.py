@@ -38,7 +38,10 @@ SPACE = StrategySpace(
     forbidden=(Forbidden(values={"weights": ("bf16",), "activations": ("nvfp4",)}, reason="no back end"),),
 )
 WORKER = {"kind": "longlive", "tiers": ("video",), "space_json": SPACE.to_json(), "deployment": "video"}
-REQUEST: dict[str, Any] = {"plane": "longlive", "workload": "shapes", "grid": "quick", "segments": 3}
+REQUEST: dict[str, Any] = {
+    **{"plane": "longlive", "workload": "shapes", "grid": "quick"},
+    **{"segments": 3, "lengths": [3]},
+}
 
 
 def outcome_of(task: TrialTask, *, pass_s: float = 0.02, vae_s: float = 0.03, loss: float = 0.1) -> TrialOutcome:
@@ -163,7 +166,7 @@ async def test_a_clip_measured_twice_counts_once_and_the_worst_length_counts(vid
 async def test_a_search_is_told_losses_memory_and_seconds(video: Any) -> None:
     body = {"plane": "longlive", "workload": "shapes", "method": "search", "budget": 6}
     study = await video.service.begin(body)
-    assert (study["segments"], study["max_segments"], study["lengths"]) == (8, 32, [3])
+    assert (study["segments"], study["max_segments"], study["lengths"]) == (8, 32, [8])
     assert await answer(video) == 6
     request = video.search.requests[-1]
     assert request.loss_floor == VIDEO_BOX.loss_floor
