@@ -64,8 +64,8 @@ KV_DEFAULTS = StudyDefaults(
 VIDEO_DEFAULTS = StudyDefaults(
     lengths=(8,), segments_of_grid=12, segments_of_search=8, max_segments=32, continuation_tokens=0, max_length=1_000
 )
-"""Losses of single clips scatter as widely as settings differ, so a clip or two say nothing; and in a clip that fits into
-the window nothing was ever forgotten."""
+"""Losses of single clips scatter as widely as settings differ, so a clip or two say nothing; and in a clip that fits
+into the window nothing was ever forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,8 +39,11 @@ SPACE = StrategySpace(
 )
 WORKER = {"kind": "longlive", "tiers": ("video",), "space_json": SPACE.to_json(), "deployment": "video"}
 REQUEST: dict[str, Any] = {
-    **{"plane": "longlive", "workload": "shapes", "grid": "quick"},
-    **{"segments": 3, "lengths": [3]},
+    "plane": "longlive",
+    "workload": "shapes",
+    "grid": "quick",
+    "segments": 3,
+    "lengths": [3],
 }
 
 
