@@ -56,7 +56,7 @@ from longlive_report import (
 from rich.console import Console
 from rich.progress import track
 
-from dataplanes.longlive.profiler import model_fingerprint
+from dataplanes.longlive.profiler.identity import model_fingerprint
 from dataplanes.longlive.reference.checkpoint import TRAINED_NAME
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -36,14 +36,17 @@ def non_dominated(objectives: ArrayLike) -> NDArray[np.bool_]:
     return keep
 
 
-def log_objectives(objectives: ArrayLike) -> NDArray[np.float64]:
-    """(loss nats, seconds per byte, bytes ratio) to the axes of the hypervolume, shape [n, 3] to [n, 3].
+def log_objectives(objectives: ArrayLike, *, loss_floor: float = LOSS_FLOOR_NATS) -> NDArray[np.float64]:
+    """(loss, seconds per byte or frame, bytes ratio) to the axes of the hypervolume, shape [n, 3] to [n, 3].
 
-    The axes are log10(loss + 1e-6), the bytes ratio and log10 seconds, in this order.
+    The axes are log10(loss + floor), the bytes ratio and log10 seconds, in this order.
+
+    Args:
+        loss_floor: a loss that far below nobody can tell from none.
     """
     points = np.asarray(objectives, dtype=np.float64).reshape(-1, 3)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.column_stack((np.log10(points[:, 0] + LOSS_FLOOR_NATS), points[:, 2], np.log10(points[:, 1])))
+        return np.column_stack((np.log10(points[:, 0] + loss_floor), points[:, 2], np.log10(points[:, 1])))
 
 
 def hypervolume(axes: ArrayLike, *, ideal: ArrayLike, nadir: ArrayLike) -> float:

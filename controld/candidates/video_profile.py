@@ -22,6 +22,9 @@ MAX_SECONDS = 86_400.0
 MAX_BYTES = 2**53
 MAX_LOSS = 1e6
 
+STEPS = "steps"
+"""The parameter that every video engine has: denoising steps of a chunk."""
+
 MAX_STEPS = 1024
 LEAST_SECONDS = 1e-9
 
@@ -102,7 +105,7 @@ class VideoProfile:
     provenance: str = ""
 
     def __post_init__(self) -> None:
-        steps = self.configuration.get("steps")
+        steps = self.configuration.get(STEPS)
         if type(steps) is not int or not 1 <= steps <= MAX_STEPS:
             raise FieldError("video_profile.configuration.steps", f"{steps!s:.40} is not in 1..{MAX_STEPS}")
         if len(self.configuration.canonical_json) > _MAX_CONFIGURATION:
@@ -145,7 +148,7 @@ class VideoProfile:
     @property
     def steps(self) -> int:
         """Denoising steps of a chunk."""
-        return int(self.configuration["steps"])
+        return int(self.configuration[STEPS])
 
     @property
     def loss_upper(self) -> float:

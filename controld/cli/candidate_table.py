@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from controld.cli.console import console
-from controld.contract.configuration_label import configuration_label
+from controld.contract.configuration_label import configuration_label, setting_label
 from controld.contract.quantity import format_size
-from controld.controller.video_text import setting_label
 
 Row = dict[str, Any]
 

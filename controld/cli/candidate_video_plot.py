@@ -21,9 +21,9 @@ from controld.cli.candidate_page import (
     write_files,
 )
 from controld.cli.candidate_table import in_common, own_label
+from controld.contract.configuration_label import setting_label
 from controld.contract.errors import ControldError
 from controld.contract.quantity import format_size
-from controld.controller.video_text import setting_label
 
 Row = dict[str, Any]
 

@@ -50,7 +50,7 @@ _LISTS = {"kv": "candidates", "video": "video_candidates"}
 _NAMES = {"kv": "profile", "video": "video profile"}
 _WAYS = {
     "kv": "measure some: controld profile --grid",
-    "video": "measure an engine's settings and import them: controld candidates --import FILE",
+    "video": "measure some: controld profile --plane longlive",
 }
 _LOSS_BOUNDS = {"kv": "loss_upper_nats", "video": "loss_upper"}
 

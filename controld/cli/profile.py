@@ -30,6 +30,9 @@ examples:
   controld profile --plane sglang --workload general --grid            measure the curated grid instead (minutes)
   controld profile --grid --quick                                      a smaller one for a first look
 
+  python -m dataplanes.longlive.profiler --address unix:///run/controld/fleet.sock             a video engine's worker
+  controld profile --plane longlive --budget 60                        search its settings; the loss is over clips
+
   controld profile --list
   controld profile --follow 20260101-120000-ab12                       watch a study that runs
   controld profile --pause 20260101-120000-ab12                        and later --resume
@@ -37,8 +40,9 @@ examples:
   controld profile --compare 20260101-120000-ab12 20260102-090000-cd34
 
 A search measures first what fills the space, then what a model of the results so far says is likely to widen the
-Pareto front of loss, bytes and time. It stops when its budget is spent, when the last max(40, 25 %) trials widened the
-front's hypervolume by less than 0.1 %, or when nothing is left. The hypervolume is shown between 0 and 1.
+Pareto front of loss, bytes and time (of a video engine: loss, memory and time). It stops when its budget is spent, when
+the last max(40, 25 %) trials widened the front's hypervolume by less than 0.1 %, or when nothing is left. The
+hypervolume is shown between 0 and 1.
 
 A study belongs to the daemon: it goes on when this command ends, and after a crash of the daemon, of a worker or of
 the search. `controld candidates` shows the profiles.
@@ -53,6 +57,7 @@ _OF_SEARCH = ("restrict", "seed", "max_segments")
 _OF_BOTH = ("plane", "workload", "lengths", "segments", "deployment", "model")
 _DEFAULT_PLANE = "sglang"
 _DEFAULT_WORKLOAD = "general"
+_WORKLOAD_OF_PLANE = {"longlive": "shapes"}
 _INTEGER = re.compile(r"-?[0-9]+")
 _COLUMNS = 60
 _BARS = "▁▂▃▄▅▆▇█"
@@ -75,16 +80,27 @@ def configure(parser: ArgumentParser) -> None:
     action.add_argument("--list", action="store_true", help="all studies")
     # No defaults here: what was not given is told apart from what was given for nothing.
     parser.add_argument("--plane", metavar="KIND", help=f"kind of data plane (default: {_DEFAULT_PLANE})")
-    parser.add_argument("--workload", help=f"whose texts are measured on (default: {_DEFAULT_WORKLOAD})")
-    parser.add_argument("--lengths", type=_lengths, metavar="N,N", help="prompt lengths (default: 256,1024,2048)")
     parser.add_argument(
-        "--segments", type=int, metavar="N", help="texts per prompt length (default: 8; search: 2 at first)"
+        "--workload",
+        help=f"whose texts or clips are measured on (default: {_DEFAULT_WORKLOAD}; longlive: shapes)",
+    )
+    parser.add_argument(
+        "--lengths",
+        type=_lengths,
+        metavar="N,N",
+        help="prompt lengths in tokens (default: 256,1024,2048), or clip lengths in chunks (default: 8)",
+    )
+    parser.add_argument(
+        "--segments",
+        type=int,
+        metavar="N",
+        help="texts per length (default: 8; search: 2 at first), or clips (default: 12; search: 8)",
     )
     parser.add_argument(
         "--max-segments",
         type=int,
         metavar="N",
-        help="search: texts per length for parts worth it (default: 8, or --segments)",
+        help="search: texts per length for parts worth it (default: 8, clips 32, or --segments)",
     )
     parser.add_argument(
         "--restrict",
@@ -140,7 +156,8 @@ def _refuse_foreign_options(arguments: Namespace) -> None:
 
 
 def _request(arguments: Namespace) -> dict[str, Any]:
-    body: dict[str, Any] = {"plane": _DEFAULT_PLANE, "workload": _DEFAULT_WORKLOAD}
+    plane = arguments.plane or _DEFAULT_PLANE
+    body: dict[str, Any] = {"plane": plane, "workload": _WORKLOAD_OF_PLANE.get(plane, _DEFAULT_WORKLOAD)}
     if arguments.grid:
         if arguments.quick:
             body |= {"grid": "quick", "segments": _QUICK_SEGMENTS}
@@ -302,10 +319,11 @@ def _counts(study: dict[str, Any]) -> str:
 
 def loss_text(trial: dict[str, Any]) -> str:
     """A trial's loss with its standard error; empty where there is none."""
-    if trial["loss_nats"] is None:
+    # Nats per token, or of a clip in the plane's own unit.
+    loss, error = (trial[name] if name in trial else trial[f"{name}_nats"] for name in ("loss", "loss_se"))
+    if loss is None:
         return ""
-    error = trial["loss_se_nats"]
-    return f"{trial['loss_nats']:.5f}" + (f" +- {error:.5f}" if error is not None else "")
+    return f"{loss:.5f}" + (f" +- {error:.5f}" if error is not None else "")
 
 
 def _budget(text: str) -> int | str:

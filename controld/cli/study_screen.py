@@ -36,10 +36,11 @@ def study_screen(study: dict[str, Any], lines: int) -> RenderableType:
     # A bar alone does not end its line.
     bar = Table.grid()
     bar.add_row(ProgressBar(total=max(total, 1e-9), completed=min(done, total), width=_BAR_COLUMNS))
-    parts: list[RenderableType] = [_trials(trials)]
+    is_video = study["medium"] == "video"
+    parts: list[RenderableType] = [_trials(trials, "loss" if is_video else "loss (nats/token)")]
     if front:
         shown = max(left - len(trials), 3)
-        parts += [Text(""), _front(front[:shown])]
+        parts += [Text(""), _front_of_engine(front[:shown]) if is_video else _front(front[:shown])]
         if len(front) > shown:
             parts.append(Text(f"... and {len(front) - shown} more on the front", style="dim"))
     parts += [
@@ -75,11 +76,11 @@ def footer(study: dict[str, Any]) -> str:
     return f"{study['state']}: {study['trials_done']}{of} trials, {study['age_s']:.0f} s ({split}){eta}"
 
 
-def _trials(trials: list[dict[str, Any]]) -> RenderableType:
+def _trials(trials: list[dict[str, Any]], loss: str) -> RenderableType:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("trial", "chosen by", "configuration", "state", "segments", "loss (nats/token)", "time", box=None)
+    table = Table("trial", "chosen by", "configuration", "state", "segments", loss, "time", box=None)
     for trial in trials:
         table.add_row(
             escape(trial["id"]),
@@ -104,5 +105,22 @@ def _front(front: list[dict[str, Any]]) -> RenderableType:
         ratio = "" if point["ratio"] is None else f"{point['ratio']:.2f}"
         table.add_row(
             escape(point["label"]), f"{point['loss_nats']:.5f}", ratio, f"{point['seconds_per_byte'] * 1e9:.2f}"
+        )
+    return table
+
+
+def _front_of_engine(front: list[dict[str, Any]]) -> RenderableType:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("on the front", box=None)
+    for name in ("loss", "memory", "ms/frame"):
+        table.add_column(name, justify="right")
+    for point in front:
+        table.add_row(
+            escape(point["label"]),
+            f"{point['loss']:.4f}",
+            f"{point['memory_ratio']:.0%}",
+            f"{point['seconds_per_frame'] * 1e3:.2f}",
         )
     return table

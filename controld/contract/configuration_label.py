@@ -9,7 +9,12 @@ _AXES = {"channel": "c", "token": "t"}
 
 
 def configuration_label(values: Mapping[str, Any]) -> str:
-    """`had s1 w32 K12/c64 V6/t64 zstd`: transform, tokens kept at both ends, levels by axis and group, coder."""
+    """`had s1 w32 K12/c64 V6/t64 zstd`: transform, tokens kept at both ends, levels by axis and group, coder.
+
+    Of a video engine, its `setting_label`.
+    """
+    if "steps" in values and "quantise" not in values:
+        return setting_label(values)
     part = dict(values)
     kept = {letter: part.pop(name, 0) for letter, name in (("s", "sink_tokens"), ("w", "window_tokens"))}
     kept_words = [f"{letter}{tokens}" for letter, tokens in kept.items() if tokens]
@@ -31,6 +36,20 @@ def configuration_label(values: Mapping[str, Any]) -> str:
             words.append(f"{letter}{part.pop(f'{name}_levels')}/{_AXES.get(axis, axis)}{group}")
     code = part.pop("code", None)
     return " ".join(words + _words(part) + ([str(code)] if code is not None else []))
+
+
+def setting_label(configuration: Mapping[str, Any]) -> str:
+    """`W4A4-like` in short: `nvfp4/nvfp4 kv=nvfp4 4 steps async`; the rest by name."""
+    rest = dict(configuration)
+    words = ["/".join(str(rest.pop(name)) for name in ("weights", "activations") if name in rest)]
+    if "kv" in rest:
+        words.append(f"kv={rest.pop('kv')}")
+    if "steps" in rest:
+        words.append(f"{rest.pop('steps')} steps")
+    if "vae" in rest:
+        words.append(str(rest.pop("vae")))
+    words += [f"{name}={value}" for name, value in rest.items()]
+    return " ".join(word for word in words if word)
 
 
 def _words(rest: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,8 @@
-"""A trial as both sides know it: what to measure, and what was measured. One lossy part with all its coders."""
+"""A trial as both sides know it: what to measure, and what was measured. One lossy part with all its variants.
+
+A KV plane's trial is measured on prompts, and its variants are coders. A video plane's is measured on clips, and its
+variants are the choices of its lossless parameters (`controld.contract.variant`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,14 @@ from enum import StrEnum
 from controld.contract.configuration import Configuration
 from controld.contract.effect import MAX_RECONSTRUCTION_ERROR
 from controld.contract.errors import FieldError
+from controld.contract.video import MemorySplit
+
+MAX_CLIP_LOSS = 1e6
+LEAST_ENGINE_SECONDS = 1e-9
+MAX_ENGINE_SECONDS = 86_400.0
+MAX_ENGINE_BYTES = 2**53
+MAX_FRAMES = 2**31 - 1
+"""A stored profile of a video engine has these bounds, too."""
 
 
 class TrialStatus(StrEnum):
@@ -27,10 +39,11 @@ class TrialTask:
 
     Args:
         lossy: the lossy part of a configuration (without its coder).
-        coders: every coder whose bytes and seconds are measured with it.
-        prompt_tokens: the prompt lengths.
+        coders: every coder, or other variant, whose costs are measured with it.
+        prompt_tokens: the prompt lengths; empty for a video plane.
         segments_per_length: how many segments of the corpus for each length, from `first_segment` on.
-        continuation_tokens: over how many tokens the loss is meant.
+        continuation_tokens: over how many tokens the loss is meant; of prompts only.
+        clip_chunks: the clips' lengths in chunks; empty for a KV plane.
         deadline_s: seconds after which the result is of no use; 0: none.
     """
 
@@ -39,19 +52,24 @@ class TrialTask:
     workload: str
     lossy: Configuration
     coders: tuple[str, ...]
-    prompt_tokens: tuple[int, ...]
+    prompt_tokens: tuple[int, ...] = ()
     segments_per_length: int
     first_segment: int = 0
     continuation_tokens: int = 128
     deadline_s: float = 0.0
+    clip_chunks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("study_id", "trial_id", "workload", "coders", "prompt_tokens"):
+        for name in ("study_id", "trial_id", "workload", "coders"):
             if not getattr(self, name):
                 raise FieldError(f"trial.{name}", "is empty", code="trial.empty")
+        if not self.lengths:
+            raise FieldError("trial.prompt_tokens", "is empty, and so is clip_chunks", code="trial.empty")
+        if self.prompt_tokens and self.clip_chunks:
+            raise FieldError("trial.clip_chunks", "stands beside prompt_tokens", code="trial.number")
         if "code" in self.lossy:
             raise FieldError("trial.lossy", "holds a coder", code="trial.lossy")
-        if min(self.prompt_tokens) < 1 or self.segments_per_length < 1 or self.continuation_tokens < 1:
+        if min(self.lengths) < 1 or self.segments_per_length < 1 or self.continuation_tokens < 1:
             raise FieldError(
                 "trial.prompt_tokens", "lengths, segments and continuation are at least 1", code="trial.number"
             )
@@ -59,6 +77,11 @@ class TrialTask:
             raise FieldError(
                 "trial.deadline_s", "first segment and deadline are finite and not negative", code="trial.number"
             )
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of the prompts, or of the clips."""
+        return self.prompt_tokens or self.clip_chunks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +146,71 @@ class CoderMeasurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClipLoss:
+    """Quality loss of one clip.
+
+    Args:
+        chunks: the length that was asked for.
+        segment: which clip of the corpus: its prompt and its noise.
+        loss: error beyond that of the plane's reference setting on the same clip, in the plane's own unit (the
+            reference engine's: the distance of frames to the nearest valid one, in [0, 1]); negative where it is less.
+    """
+
+    chunks: int
+    segment: int
+    loss: float
+
+    def __post_init__(self) -> None:
+        _require_between(self, "loss", -MAX_CLIP_LOSS, MAX_CLIP_LOSS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMeasurement:
+    """What a video engine takes under one setting.
+
+    Args:
+        variant: the lossless part.
+        forward_s: seconds of one forward pass over a chunk, the least disturbed one's.
+        vae_s: seconds of decoding a chunk; 0: nothing was decoded while chunks were made.
+        frames_per_chunk: pixel frames.
+        memory: with one session.
+        session_bytes: what each further session holds beside its KV.
+        reference_bytes: what the reference setting holds in all, with one session.
+        drift: mean over the chunks, see `ChunkReport`; None: not measured.
+        motion: mean flicker of the chunks, see `ChunkReport`; None: not measured.
+    """
+
+    variant: str
+    forward_s: float
+    vae_s: float
+    frames_per_chunk: int
+    memory: MemorySplit
+    session_bytes: int
+    reference_bytes: int
+    drift: float | None = None
+    motion: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.variant:
+            raise FieldError("engine_measurement.variant", "is empty", code="trial.empty")
+        _require_between(self, "forward_s", LEAST_ENGINE_SECONDS, MAX_ENGINE_SECONDS)
+        _require_between(self, "vae_s", 0.0, MAX_ENGINE_SECONDS)
+        _require_between(self, "frames_per_chunk", 1, MAX_FRAMES)
+        _require_between(self, "session_bytes", 0, MAX_ENGINE_BYTES)
+        _require_between(self, "reference_bytes", 1, MAX_ENGINE_BYTES)
+        _require_between(self, "drift", 0.0, MAX_CLIP_LOSS)
+        _require_between(self, "motion", 0.0, MAX_CLIP_LOSS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
     """What came of a trial, or how far it is (`PROGRESS`).
 
     Args:
         detail: why it failed or is infeasible, or what it is doing.
         seconds: wall-clock time spent.
-        corpus: the texts, by name and hash.
+        corpus: the texts or clips, by name and hash.
+        clips, engine: a video plane's, in place of losses and coders.
     """
 
     study_id: str
@@ -140,11 +221,26 @@ class TrialOutcome:
     coders: tuple[CoderMeasurement, ...] = ()
     seconds: float = 0.0
     corpus: str = ""
+    clips: tuple[ClipLoss, ...] = ()
+    engine: tuple[EngineMeasurement, ...] = ()
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.seconds) or self.seconds < 0:
             raise FieldError(
                 "trial.seconds", f"{self.seconds} is not a finite non-negative number", code="trial.number"
             )
-        if self.status is TrialStatus.MEASURED and not self.losses:
+        if self.status is TrialStatus.MEASURED and not self.segments:
             raise FieldError("trial.losses", "is empty although the trial was measured", code="trial.empty")
+
+    @property
+    def segments(self) -> int:
+        """How many segments have a loss."""
+        return len(self.losses) + len(self.clips)
+
+
+def _require_between(value: ClipLoss | EngineMeasurement, name: str, low: float, high: float) -> None:
+    """Raises: FieldError: a number that is there is out of range; NaN is in none."""
+    number = getattr(value, name)
+    if number is not None and not low <= number <= high:
+        where = "clip_loss" if isinstance(value, ClipLoss) else "engine_measurement"
+        raise FieldError(f"{where}.{name}", f"{number} is not in [{low:g}, {high:g}]", code="trial.number")

@@ -14,10 +14,11 @@ import math
 from collections.abc import Iterable, Sequence
 
 from controld.candidates.video_profile import VideoProfile
+from controld.contract.configuration_label import setting_label
 from controld.contract.video import Transition
 from controld.controller.knobs.video import VideoPrediction, predict
 from controld.controller.video_plan import ArmPlan, Gate, Rejection, VideoPlan
-from controld.controller.video_text import rate_text, seconds_text, setting_label, size_text
+from controld.controller.video_text import rate_text, seconds_text, size_text
 from controld.controller.video_view import (
     USUAL_SECONDS,
     USUAL_WINDOW_CHUNKS,

@@ -2,25 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from controld.contract.quantity import format_duration, format_size
 from controld.controller.video_plan import ArmPlan, VideoPlan
-
-
-def setting_label(configuration: Mapping[str, Any]) -> str:
-    """`W4A4-like` in short: `nvfp4/nvfp4 kv=nvfp4 4 steps async`; the rest by name."""
-    rest = dict(configuration)
-    words = ["/".join(str(rest.pop(name)) for name in ("weights", "activations") if name in rest)]
-    if "kv" in rest:
-        words.append(f"kv={rest.pop('kv')}")
-    if "steps" in rest:
-        words.append(f"{rest.pop('steps')} steps")
-    if "vae" in rest:
-        words.append(str(rest.pop("vae")))
-    words += [f"{name}={value}" for name, value in rest.items()]
-    return " ".join(word for word in words if word)
 
 
 def rate_text(fps: float) -> str:

@@ -18,7 +18,8 @@ from google.protobuf.message import DecodeError
 
 from controld.contract.clock import Clock, SystemClock
 from controld.contract.rpc import fleet_pb2 as pb
-from controld.contract.rpc.convert import PROTOCOL_VERSION, trial_task_to_proto
+from controld.contract.rpc.convert import PROTOCOL_VERSION
+from controld.contract.rpc.convert_trial import trial_task_to_proto
 from controld.contract.rpc.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 from controld.contract.rpc.limits import MAX_PAGE_BYTES, SERVER_OPTIONS
 from controld.contract.snapshot import Resource

@@ -14,7 +14,8 @@ from google.protobuf.message import DecodeError
 from controld.contract.errors import FieldError
 from controld.contract.rpc import fleet_pb2 as pb
 from controld.contract.rpc.checks import MAX_TEXT_CHARACTERS
-from controld.contract.rpc.convert import telemetry_from_proto, trial_outcome_from_proto
+from controld.contract.rpc.convert import telemetry_from_proto
+from controld.contract.rpc.convert_trial import trial_outcome_from_proto
 from controld.contract.rpc.convert_video import MAX_REPORTS, chunk_report_from_proto, setting_applied_from_proto
 from controld.contract.video import ChunkReport
 from controld.fleet.delivery import Answer

@@ -1,26 +1,28 @@
-"""The curated grid: a handful of lossy parts, spread over quality, that any KV plane can be judged by.
+"""The curated grid: a handful of lossy parts, spread over quality, that any KV or video plane can be judged by.
 
-The grid is written as wishes in the words of a KV strategy space. Each wish is moved to the nearest point that the
-advertised space has; a wish whose categories the space lacks is dropped. A space that grants no wish (another kind of
-plane) gets an even spread of its own lossy parts.
+The grid is written as wishes in the words of a KV or a video strategy space. Each wish is moved to the nearest point
+that the advertised space has; a wish whose categories the space lacks is dropped. A space that grants no wish (another
+kind of plane) gets an even spread of its own lossy parts.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controld.contract.configuration import CODER_PARAMETER, Configuration, Value
+from controld.contract.configuration import Configuration, Value
 from controld.contract.errors import ControldError
 from controld.contract.space import Parameter, StrategySpace
+from controld.contract.variant import variant_name
 
 _MAX_ENUMERATED = 20_000
 _SPREAD_PARTS = 12
 _UNCODED = "none"
 _KV_PARAMETER = "quantise"
+_VIDEO_PARAMETER = "steps"
 
 
 class GridSize(StrEnum):
@@ -34,7 +36,7 @@ class EmptyGridError(ControldError):
     """The space has nothing to measure."""
 
     def __init__(self) -> None:
-        super().__init__("the strategy space has no configuration with a coder", code="grid.empty")
+        super().__init__("the strategy space has no configuration with a coder or another variant", code="grid.empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,35 @@ def _published(quantise: str, key: tuple[int, int], value: tuple[int, int], **ch
     }
 
 
+def _engine(weights: str, kv: str, steps: int, window: int, *, activations: str = "bf16") -> dict[str, Value]:
+    """A setting of a video engine; a small window has no room for a second sink, elsewhere a shot keeps its own."""
+    return {
+        "weights": weights,
+        "activations": activations,
+        "block_rule": "4over6",
+        "kv": kv,
+        "kv_smooth": "token_mean",
+        "steps": steps,
+        "window": window,
+        "sink": 3,
+        "multi_shot": "no" if window == _SMALL_WINDOW else "yes",
+    }
+
+
+_SMALL_WINDOW = 9
+_VIDEO_QUICK: tuple[dict[str, Value], ...] = tuple(
+    _engine("bf16", kv, steps, window)
+    for steps, kv, window in itertools.product((4, 2, 1), ("bf16", "nvfp4"), (15, _SMALL_WINDOW))
+)
+_VIDEO_FULL: tuple[dict[str, Value], ...] = (
+    *_VIDEO_QUICK,
+    *(
+        _engine("nvfp4", kv, steps, window, activations=activations)
+        for activations, steps, kv, window in itertools.product(
+            ("bf16", "nvfp4"), (4, 2, 1), ("bf16", "nvfp4"), (15, _SMALL_WINDOW)
+        )
+    ),
+)
 _QUICK: tuple[dict[str, Value], ...] = (
     {"transform": "none", "quantise": "none"},
     _levels(10, 5),
@@ -132,14 +163,12 @@ _FULL: tuple[dict[str, Value], ...] = (
 def curated_grid(space: StrategySpace, size: GridSize = GridSize.FULL) -> tuple[GridPoint, ...]:
     """The grid of a space, each lossy part once, in a fixed order.
 
-    The quick grid leaves out the coder that does not code.
+    The quick grid leaves out the coder that does not code. A video engine's begins with its usual setting.
 
     Raises:
         EmptyGridError: the space holds no configuration with a coder.
     """
-    wishes = _QUICK if size is GridSize.QUICK else _FULL
-    if _KV_PARAMETER not in {parameter.name for parameter in space.parameters}:
-        wishes = ()
+    wishes = _wishes({parameter.name for parameter in space.parameters}, size)
     parts = dict.fromkeys(part for part in (nearest(space, wish) for wish in wishes) if part is not None)
     if not parts:
         parts = dict.fromkeys(_spread(space))
@@ -153,6 +182,14 @@ def curated_grid(space: StrategySpace, size: GridSize = GridSize.FULL) -> tuple[
     if not points:
         raise EmptyGridError
     return tuple(points)
+
+
+def _wishes(names: Collection[str], size: GridSize) -> tuple[dict[str, Value], ...]:
+    if _KV_PARAMETER in names:
+        return _QUICK if size is GridSize.QUICK else _FULL
+    if _VIDEO_PARAMETER in names:
+        return _VIDEO_QUICK if size is GridSize.QUICK else _VIDEO_FULL
+    return ()
 
 
 def nearest(space: StrategySpace, wish: Mapping[str, Value]) -> Configuration | None:
@@ -204,7 +241,10 @@ def _spread(space: StrategySpace) -> list[Configuration]:
 
 
 def coders_of(space: StrategySpace, part: Configuration) -> tuple[str, ...]:
-    """The coders of a lossy part, in the order in which a trial has them; none where it is no part of the space."""
-    coders = (str(full[CODER_PARAMETER]) for full in space.coders(part) if CODER_PARAMETER in full)
+    """The coders of a lossy part, in the order in which a trial has them; none where it is no part of the space.
+
+    Of a plane without coders, the names of its other variants.
+    """
+    coders = (name for full in space.coders(part) if (name := variant_name(space, full)))
     # The first coder is the one that every segment runs through; the others see a few segments only.
     return tuple(sorted(coders, key=lambda code: (code != "entropy", code == _UNCODED, code)))

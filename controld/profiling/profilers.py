@@ -12,6 +12,7 @@ from controld.profiling.errors import StudyRefusedError
 from controld.profiling.request import StudyRequest
 
 PROFILER_ROLE = "profiler"
+VIDEO_TIER = "video"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class Profiler:
         instance_id: another one means another process, which knows nothing of the trials of the last.
         hardware: what its codec times are valid for.
         space_json: the strategy space that it can measure.
+        is_video: whether it measures clips; else KV.
     """
 
     agent_id: str
@@ -32,6 +34,7 @@ class Profiler:
     model_fingerprint: str
     hardware: str
     space_json: str
+    is_video: bool
 
 
 class TrialFleet(Protocol):
@@ -62,6 +65,7 @@ def profilers_among(sessions: Iterable[AgentSession]) -> tuple[Profiler, ...]:
             model_fingerprint=session.identity.model_fingerprint,
             hardware=session.identity.hardware,
             space_json=session.identity.space_json,
+            is_video=VIDEO_TIER in session.identity.tiers,
         )
         for session in sessions
         if session.connected and session.identity.role == PROFILER_ROLE
@@ -86,7 +90,7 @@ def choose_profiler(request: StudyRequest, connected: Sequence[Profiler]) -> Pro
         raise StudyRefusedError(
             f"no profiling worker for {request.plane} is connected",
             code="study.no_profiler",
-            hint="start one: python -m dataplanes.sglang.profiler --model DIR --address ADDRESS",
+            hint=f"start one: python -m dataplanes.{request.plane}.profiler --address ADDRESS (--help tells the rest)",
         )
     models = {profiler.model_fingerprint: profiler.model_name for profiler in fitting}
     if len(models) > 1:

@@ -6,6 +6,12 @@ The hypervolume is taken in a fixed box, so that it can be followed while a stud
     wire / raw bytes   0 to 1
     seconds per byte   1e-10 to 1e-7 (10 GB/s to 10 MB/s, encode and decode together), logarithmic
 
+and for a video engine
+
+    loss               0.01 to 1 in its own unit, logarithmic
+    memory             0 to 1 of the reference setting's
+    seconds per frame  1e-4 to 1 (one session, end to end), logarithmic
+
 with the reference at 1.1 of each axis, divided by 1.1 cubed: 1 is a lossless, free coder that leaves no bytes.
 
 A search stops by the first of these that holds (`StopReason`):
@@ -26,13 +32,11 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from controld.candidates.pareto import REFERENCE, hypervolume, log_objectives, non_dominated
+from controld.candidates.pareto import LOSS_FLOOR_NATS, REFERENCE, hypervolume, log_objectives, non_dominated
 from controld.profiling.results import observation_of
 from controld.profiling.search.observation import CoderCost, Observation
 from controld.profiling.study import Study, StudyState, Trial, TrialState
 
-IDEAL = (-6.0, 0.0, -10.0)
-NADIR = (0.0, 1.0, -7.0)
 LEVEL_SHARE = 0.001
 LEVEL_TRIALS = 40
 LEVEL_TRIALS_SHARE = 0.25
@@ -59,6 +63,36 @@ class FrontPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """In which a hypervolume is taken, on the axes of `log_objectives`.
+
+    Args:
+        loss_floor: a loss that far below nobody can tell from none.
+        fastest, slowest: log10 of seconds per byte or frame.
+    """
+
+    loss_floor: float
+    fastest: float
+    slowest: float
+
+    def share(self, points: list[FrontPoint]) -> float:
+        """What part of the box the points dominate."""
+        ideal = (math.log10(self.loss_floor), 0.0, self.fastest)
+        return hypervolume(self.axes(points), ideal=ideal, nadir=(0.0, 1.0, self.slowest)) / _WHOLE
+
+    def axes(self, points: list[FrontPoint]) -> NDArray[np.float64]:
+        """`[points, 3]`."""
+        return log_objectives(
+            [(max(p.observation.loss_nats, 0.0), p.cost.seconds_per_byte, p.cost.bytes_ratio) for p in points],
+            loss_floor=self.loss_floor,
+        ).reshape(-1, 3)
+
+
+KV_BOX = Box(loss_floor=LOSS_FLOOR_NATS, fastest=-10.0, slowest=-7.0)
+VIDEO_BOX = Box(loss_floor=0.01, fastest=-4.0, slowest=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSplit:
     """Where the seconds went.
 
@@ -74,9 +108,14 @@ class TimeSplit:
 
 
 class StudyProgress:
-    """Follows one study: `follow` takes in the trials that have ended since."""
+    """Follows one study: `follow` takes in the trials that have ended since.
 
-    def __init__(self) -> None:
+    Args:
+        box: where the front is looked at.
+    """
+
+    def __init__(self, box: Box = KV_BOX) -> None:
+        self.box = box
         self._seen: set[str] = set()
         self._trials: dict[str, list[Trial]] = defaultdict(list)
         self._observations: dict[str, Observation] = {}
@@ -131,10 +170,19 @@ class StudyProgress:
             return
         if known:
             # It may have left the front and let others in.
-            self._front = _front_of([p for one in self._observations.values() for p in _points(one)])
+            self._front = self._front_of([p for one in self._observations.values() for p in _points(one)])
         else:
-            self._front = _front_of([*self._front, *_points(observation)])
-        self._hypervolume.append(hypervolume(_axes(self._front), ideal=IDEAL, nadir=NADIR) / _WHOLE)
+            self._front = self._front_of([*self._front, *_points(observation)])
+        self._hypervolume.append(self.box.share(self._front))
+
+    def _front_of(self, points: list[FrontPoint]) -> list[FrontPoint]:
+        keep = non_dominated(self.box.axes(points))
+        return [point for point, kept in zip(points, keep, strict=True) if kept]
+
+
+def progress_of(study: Study) -> StudyProgress:
+    """An empty progress for a study of this kind."""
+    return StudyProgress(VIDEO_BOX if study.is_video else KV_BOX)
 
 
 def stop_reason(study: Study, progress: StudyProgress) -> StopReason | None:
@@ -190,14 +238,3 @@ def time_split(study: Study, now_unix_s: float) -> TimeSplit:
 
 def _points(observation: Observation) -> list[FrontPoint]:
     return [FrontPoint(observation, cost) for cost in observation.costs if cost.seconds_per_byte > 0]
-
-
-def _axes(points: list[FrontPoint]) -> NDArray[np.float64]:
-    return log_objectives(
-        [(p.observation.loss_nats, p.cost.seconds_per_byte, p.cost.bytes_ratio) for p in points]
-    ).reshape(-1, 3)
-
-
-def _front_of(points: list[FrontPoint]) -> list[FrontPoint]:
-    keep = non_dominated(_axes(points))
-    return [point for point, kept in zip(points, keep, strict=True) if kept]

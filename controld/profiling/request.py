@@ -13,7 +13,6 @@ from controld.contract.errors import FieldError
 from controld.contract.quantity import parse_duration_s
 from controld.profiling.grid import GridSize
 
-DEFAULT_PROMPT_TOKENS = (256, 1024, 2048)
 _MAX_LENGTHS = 8
 _MAX_PROMPT_TOKENS = 1_000_000
 _MAX_SEGMENTS = 1_000
@@ -24,9 +23,6 @@ _MAX_RESTRICTED_VALUES = 1_000
 _MAX_TEXT_CHARACTERS = 256
 # As policies name things: a workload is found by its name in the worker's folder of texts.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-_SEGMENTS_OF_GRID = 8
-_SEGMENTS_OF_SEARCH = 2
-
 _Kind = TypeVar("_Kind", bound=StrEnum)
 
 
@@ -35,6 +31,41 @@ class Method(StrEnum):
 
     GRID = "grid"
     SEARCH = "search"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyDefaults:
+    """What a study of one kind of plane has where the request is silent.
+
+    Args:
+        lengths: see `StudyRequest`.
+        segments_of_grid, segments_of_search: the first fidelity.
+        max_segments: of a search.
+        continuation_tokens: 0: such a plane has none.
+        max_length: the largest length that may be asked for.
+    """
+
+    lengths: tuple[int, ...]
+    segments_of_grid: int
+    segments_of_search: int
+    max_segments: int
+    continuation_tokens: int
+    max_length: int
+
+
+KV_DEFAULTS = StudyDefaults(
+    lengths=(256, 1024, 2048),
+    segments_of_grid=8,
+    segments_of_search=2,
+    max_segments=8,
+    continuation_tokens=128,
+    max_length=_MAX_PROMPT_TOKENS,
+)
+VIDEO_DEFAULTS = StudyDefaults(
+    lengths=(8,), segments_of_grid=12, segments_of_search=8, max_segments=32, continuation_tokens=0, max_length=1_000
+)
+"""Losses of single clips scatter as widely as settings differ, so a clip or two say nothing; and in a clip that fits
+into the window nothing was ever forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +114,12 @@ class StudyRequest:
         budget: of a search only, and needed there.
         restrict: fewer values of some parameters, by name; of a search only.
         seed: of a search's start points and ties.
-        segments: per prompt length, in a search of the first trial of a part.
+        segments: per length, in a search of the first trial of a part.
         max_segments: to how many a search may take a part that is worth it; of a search only.
-        lengths: prompt lengths in tokens.
+        lengths: prompt lengths in tokens; of a video plane, clip lengths in chunks.
         deployment: only profilers of this deployment; empty: any.
         model: only this model fingerprint; empty: the one that the profilers have.
-        continuation_tokens: over how many tokens the loss is meant.
+        continuation_tokens: over how many tokens the loss is meant; 0: of clips.
     """
 
     plane: str
@@ -98,16 +129,20 @@ class StudyRequest:
     budget: Budget | None = None
     restrict: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     seed: int = 0
-    segments: int = _SEGMENTS_OF_GRID
-    max_segments: int = _SEGMENTS_OF_GRID
-    lengths: tuple[int, ...] = DEFAULT_PROMPT_TOKENS
+    segments: int = KV_DEFAULTS.segments_of_grid
+    max_segments: int = KV_DEFAULTS.max_segments
+    lengths: tuple[int, ...] = KV_DEFAULTS.lengths
     deployment: str = ""
     model: str = ""
-    continuation_tokens: int = 128
+    continuation_tokens: int = KV_DEFAULTS.continuation_tokens
 
     @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> StudyRequest:
+    def from_json(cls, body: Mapping[str, Any], defaults: StudyDefaults = KV_DEFAULTS) -> StudyRequest:
         """Read a request strictly.
+
+        Args:
+            body: plane and workload at least.
+            defaults: of the plane's kind.
 
         Raises:
             FieldError: a field is unknown, missing, out of range, or of the other method; it is named.
@@ -132,24 +167,21 @@ class StudyRequest:
             values["restrict"] = _restriction(values["restrict"])
         if "seed" in values:
             _require_count("seed", values["seed"], _MAX_SEED, smallest=0)
-        if method is Method.SEARCH:
-            values.setdefault("segments", _SEGMENTS_OF_SEARCH)
+        is_search = method is Method.SEARCH
+        values.setdefault("segments", defaults.segments_of_search if is_search else defaults.segments_of_grid)
         for name in ("segments", "max_segments"):
             if name in values:
                 _require_count(name, values[name], _MAX_SEGMENTS)
         if "continuation_tokens" in values:
+            if not defaults.continuation_tokens:
+                raise FieldError("continuation_tokens", "clips have none")
             _require_count("continuation_tokens", values["continuation_tokens"], _MAX_CONTINUATION_TOKENS)
-        if method is Method.SEARCH:
-            most = values.setdefault("max_segments", max(values["segments"], _SEGMENTS_OF_GRID))
+        values.setdefault("continuation_tokens", defaults.continuation_tokens)
+        if is_search:
+            most = values.setdefault("max_segments", max(values["segments"], defaults.max_segments))
             if most < values["segments"]:
                 raise FieldError("max_segments", f"{most} is below segments ({values['segments']})")
-        if "lengths" in values:
-            lengths = values["lengths"]
-            if not isinstance(lengths, list) or not 1 <= len(lengths) <= _MAX_LENGTHS:
-                raise FieldError("lengths", f"must be a list of 1 to {_MAX_LENGTHS} prompt lengths")
-            for length in lengths:
-                _require_count("lengths", length, _MAX_PROMPT_TOKENS)
-            values["lengths"] = tuple(sorted(set(lengths)))
+        values["lengths"] = _lengths(values["lengths"], defaults) if "lengths" in values else defaults.lengths
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
@@ -163,14 +195,23 @@ class StudyRequest:
             body["restrict"] = {name: list(values) for name, values in self.restrict.items()}
             body["seed"] = self.seed
             body["max_segments"] = self.max_segments
+        if self.continuation_tokens:
+            body["continuation_tokens"] = self.continuation_tokens
         return {
             **body,
             "segments": self.segments,
             "lengths": list(self.lengths),
             "deployment": self.deployment,
             "model": self.model,
-            "continuation_tokens": self.continuation_tokens,
         }
+
+
+def _lengths(value: object, defaults: StudyDefaults) -> tuple[int, ...]:
+    if not isinstance(value, list) or not 1 <= len(value) <= _MAX_LENGTHS:
+        raise FieldError("lengths", f"must be a list of 1 to {_MAX_LENGTHS} lengths")
+    for length in value:
+        _require_count("lengths", length, defaults.max_length)
+    return tuple(sorted(set(value)))
 
 
 def _require_fields_of(method: Method, body: Mapping[str, Any]) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from controld.candidates.distill import distill
 from controld.candidates.measurement import TrialMeasurement
 from controld.candidates.profile import Profile
+from controld.candidates.video_exchange import video_records
 from controld.profiling.search.observation import CoderCost, Observation
 from controld.profiling.study import Study, Trial, TrialState
+from controld.profiling.video_results import video_observation, video_profiles_of
 from controld.store.records import ProfileKey, ProfileRecord
 
 
@@ -29,6 +31,13 @@ def measurement(study: Study, trial: Trial) -> TrialMeasurement:
         study_id=study.study_id,
         trial_id=trial.trial_id,
     )
+
+
+def records_of(studies: Iterable[Study], measured: Study, trial: Trial) -> list[ProfileRecord]:
+    """The rows that a measured trial adds or changes, see `profiles_of` and `video_profiles_of`."""
+    if measured.is_video:
+        return video_records(video_profiles_of(studies, measured, trial))
+    return [profile_record(profile) for profile in profiles_of(studies, measured, trial)]
 
 
 def profiles_of(studies: Iterable[Study], measured: Study, trial: Trial) -> tuple[Profile, ...]:
@@ -68,13 +77,18 @@ def observation_of(study: Study, trials: Iterable[Trial]) -> Observation | None:
     lossy = ended[0].task.lossy
     measured = [trial for trial in ended if trial.state is TrialState.MEASURED and trial.outcome is not None]
     newest = max(measured, key=lambda trial: trial.finished_unix_s, default=None)
-    together = [measurement(study, trial) for trial in measured if newest and trial.hardware == newest.hardware]
-    profiles = distill(together)
+    together = [trial for trial in measured if newest and trial.hardware == newest.hardware]
+    found = video_observation(lossy, together) if study.is_video else _kv_observation(study, together)
+    return found or Observation(lossy=lossy, loss_nats=math.nan, loss_se_nats=0.0, segments=0, costs=())
+
+
+def _kv_observation(study: Study, trials: Sequence[Trial]) -> Observation | None:
+    profiles = distill(measurement(study, trial) for trial in trials)
     if not profiles:
-        return Observation(lossy=lossy, loss_nats=math.nan, loss_se_nats=0.0, segments=0, costs=())
+        return None
     first = profiles[0]
     return Observation(
-        lossy=lossy,
+        lossy=trials[0].task.lossy,
         loss_nats=first.loss_mean_nats,
         loss_se_nats=first.loss_se_nats,
         segments=first.loss_samples,

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from controld.candidates.pareto import LOSS_FLOOR_NATS
 from controld.contract.clock import Clock
 from controld.contract.configuration import Configuration
 from controld.contract.errors import ControldError, FieldError
@@ -57,6 +58,7 @@ class SearchRequest:
         count: how many proposals at most.
         segments, max_segments: the first fidelity of a part, and how far it may be refined.
         pending: what is being measured now.
+        loss_floor: a loss that far below nobody can tell from none.
     """
 
     study_id: str
@@ -67,6 +69,7 @@ class SearchRequest:
     max_segments: int
     observations: Sequence[Observation]
     pending: Sequence[Configuration]
+    loss_floor: float = LOSS_FLOOR_NATS
 
     def to_json(self, number: int) -> str:
         """One line of the protocol."""
@@ -79,6 +82,7 @@ class SearchRequest:
                 "count": self.count,
                 "segments": self.segments,
                 "max_segments": self.max_segments,
+                "loss_floor": self.loss_floor,
                 "observations": [_observation(one) for one in self.observations],
                 "pending": [dict(part) for part in self.pending],
             },

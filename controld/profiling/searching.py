@@ -100,6 +100,7 @@ class TrialChooser:
             max_segments=study.request.max_segments,
             observations=progress.observations,
             pending=pending,
+            loss_floor=progress.box.loss_floor,
         )
         space = self._space(study)
         try:

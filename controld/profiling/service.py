@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from controld.candidates.profile import Profile
 from controld.contract.clock import Clock
 from controld.contract.errors import FieldError
 from controld.contract.space import StrategySpace
@@ -30,8 +29,8 @@ from controld.profiling.dispatch import Assignment, Plan, TrialKey, after_giving
 from controld.profiling.errors import StudyRefusedError
 from controld.profiling.grid import curated_grid
 from controld.profiling.profilers import Profiler, TrialFleet, choose_profiler, profilers_among
-from controld.profiling.request import Method, StudyRequest
-from controld.profiling.results import profile_record, profiles_of
+from controld.profiling.request import VIDEO_DEFAULTS, Method, StudyRequest
+from controld.profiling.results import records_of
 from controld.profiling.review import keep_reviewing
 from controld.profiling.search_process import Search, SearchProcess
 from controld.profiling.searching import searched_space
@@ -41,7 +40,7 @@ from controld.profiling.study_searches import StudySearches
 from controld.profiling.study_view import study_comparison, study_event, study_summary, study_view
 from controld.store.errors import StoreError
 from controld.store.interface import Store
-from controld.store.records import AuditEvent
+from controld.store.records import AuditEvent, ProfileRecord
 
 _log = logging.getLogger(__name__)
 
@@ -269,15 +268,15 @@ class StudyService:
             hardware=hardware,
             finished_unix_s=self._clock.unix_s(),
         )
-        profiles: tuple[Profile, ...] = ()
+        records: list[ProfileRecord] = []
         if ended.state is TrialState.MEASURED:
             whole = study.with_trial(ended)
             others = [one for one in self._book.all() if one.study_id != study.study_id]
-            profiles = profiles_of([*others, whole], whole, ended)
-            await self._store.profiles.upsert([profile_record(profile) for profile in profiles])
+            records = records_of([*others, whole], whole, ended)
+            await self._store.profiles.upsert(records)
         await self._store_end(ended)
         self._book.replace(study.with_trial(ended))
-        if profiles:
+        if records:
             self._on_profiles()
 
     async def _give_up(self, key: TrialKey, reason: str, spent_s: float) -> None:
@@ -328,6 +327,8 @@ class StudyService:
         """
         request = StudyRequest.from_json(body)
         profiler = choose_profiler(request, profilers_among(self._fleet.sessions()))
+        if profiler.is_video:
+            request = StudyRequest.from_json(body, VIDEO_DEFAULTS)
         now_s = self._clock.unix_s()
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
         study = Study(
@@ -337,6 +338,7 @@ class StudyService:
             created_unix_s=now_s,
             model_name=profiler.model_name,
             model_fingerprint=profiler.model_fingerprint,
+            is_video=profiler.is_video,
             trials={},
         )
         if request.method is Method.SEARCH:

@@ -12,7 +12,7 @@ from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
 from controld.contract.trial import TrialOutcome, TrialTask
 from controld.profiling.outcome_json import outcome_from_document, outcome_to_document
-from controld.profiling.request import Method, StudyRequest
+from controld.profiling.request import KV_DEFAULTS, VIDEO_DEFAULTS, Method, StudyRequest
 from controld.store.records import StudyRecord, TrialChange, TrialRecord
 
 _DEADLINE_S = 1800.0
@@ -100,12 +100,12 @@ class Trial:
     @property
     def segments_total(self) -> int:
         """How many losses there will be."""
-        return len(self.task.prompt_tokens) * self.task.segments_per_length
+        return len(self.task.lengths) * self.task.segments_per_length
 
     @property
     def segments_done(self) -> int:
         """How many there are."""
-        return len(self.outcome.losses) if self.outcome else 0
+        return self.outcome.segments if self.outcome else 0
 
     @property
     def spent_s(self) -> float:
@@ -158,6 +158,7 @@ class Study:
         model_name, model_fingerprint: the one model that all trials are about.
         space_json: what a search searches; empty for a grid.
         hardware: only workers on this, so that a search compares times of one machine; empty for a grid.
+        is_video: whether the plane makes clips; else it carries KV.
         search_note: what went otherwise than usual when trials were chosen last, in this process.
         revision: rises with every change in this process.
     """
@@ -171,6 +172,7 @@ class Study:
     trials: Mapping[str, Trial]
     space_json: str = ""
     hardware: str = ""
+    is_video: bool = False
     search_note: str = ""
     revision: int = 0
 
@@ -221,17 +223,22 @@ class Study:
         first_segment: int = 0,
     ) -> TrialTask:
         """A trial of this study, on as many segments as the request names unless said otherwise."""
+        request = self.request
+        lengths: dict[str, Any] = (
+            {"clip_chunks": request.lengths}
+            if self.is_video
+            else {"prompt_tokens": request.lengths, "continuation_tokens": request.continuation_tokens}
+        )
         return TrialTask(
             study_id=self.study_id,
             trial_id=trial_id,
-            workload=self.request.workload,
+            workload=request.workload,
             lossy=lossy,
             coders=coders,
-            prompt_tokens=self.request.lengths,
-            segments_per_length=self.request.segments if segments is None else segments,
+            segments_per_length=request.segments if segments is None else segments,
             first_segment=first_segment,
-            continuation_tokens=self.request.continuation_tokens,
             deadline_s=_DEADLINE_S,
+            **lengths,
         )
 
     def to_record(self) -> StudyRecord:
@@ -242,6 +249,7 @@ class Study:
             "model_fingerprint": self.model_fingerprint,
             "space_json": self.space_json,
             "hardware": self.hardware,
+            "video": self.is_video,
         }
         return StudyRecord(
             study_id=self.study_id,
@@ -260,9 +268,10 @@ def study_from_records(record: StudyRecord, trial_records: tuple[TrialRecord, ..
     """
     try:
         spec = json.loads(record.spec)
+        is_video = spec.get("video", False)
         study = Study(
             study_id=record.study_id,
-            request=StudyRequest.from_json(spec["request"]),
+            request=StudyRequest.from_json(spec["request"], VIDEO_DEFAULTS if is_video else KV_DEFAULTS),
             state=StudyState(record.state),
             created_unix_s=record.created_unix_s,
             model_name=spec["model_name"],
@@ -270,6 +279,7 @@ def study_from_records(record: StudyRecord, trial_records: tuple[TrialRecord, ..
             trials={},
             space_json=spec.get("space_json", ""),
             hardware=spec.get("hardware", ""),
+            is_video=is_video,
         )
         trials = {row.trial_id: _trial_from_record(study, row) for row in trial_records}
     except (ValueError, KeyError, TypeError) as error:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection
 
 from controld.profiling.errors import StudyNotFoundError
-from controld.profiling.progress import StudyProgress
+from controld.profiling.progress import StudyProgress, progress_of
 from controld.profiling.study import Study
 
 _FOLLOWED_INLINE = 16
@@ -54,9 +54,9 @@ class StudyBook:
 
     async def progress(self, study: Study) -> StudyProgress:
         """With all ended trials of the study; a long history is read beside the event loop."""
-        progress = self._progress.setdefault(study.study_id, StudyProgress())
+        progress = self._progress.setdefault(study.study_id, progress_of(study))
         if progress.unseen(study) > _FOLLOWED_INLINE:
-            fresh = StudyProgress()
+            fresh = progress_of(study)
             await asyncio.to_thread(fresh.follow, study)
             progress = self._progress[study.study_id] = fresh
             study = self._studies.get(study.study_id, study)

@@ -9,7 +9,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from controld.contract.configuration_label import configuration_label
-from controld.profiling.progress import StudyProgress, end_reason, measuring_s, time_split
+from controld.contract.variant import with_variant
+from controld.profiling.progress import FrontPoint, StudyProgress, end_reason, measuring_s, time_split
 from controld.profiling.searching import search_detail
 from controld.profiling.study import Study, StudyState, Trial, TrialState
 
@@ -26,6 +27,7 @@ def study_summary(study: Study, now_unix_s: float) -> Json:
         "id": study.study_id,
         "state": study.state.value,
         **study.request.to_json(),
+        "medium": "video" if study.is_video else "kv",
         "model": study.model_fingerprint,
         "model_name": study.model_name,
         "created_unix_s": study.created_unix_s,
@@ -88,25 +90,72 @@ def _overview(study: Study, progress: StudyProgress, now_unix_s: float) -> Json:
         "hypervolume": curve[-1] if curve else 0.0,
         "hypervolume_by_trial": list(curve),
         "front_size": len(front),
-        "front": [
-            {
-                "label": configuration_label(point.observation.lossy.with_coder(point.cost.code)),
-                "config_id": point.observation.lossy.with_coder(point.cost.code).config_id,
-                "loss_nats": point.observation.loss_nats,
-                "loss_se_nats": point.observation.loss_se_nats,
-                "segments": point.observation.segments,
-                "ratio": 1.0 / point.cost.bytes_ratio if point.cost.bytes_ratio else None,
-                "seconds_per_byte": point.cost.seconds_per_byte,
-            }
-            for point in front
-        ],
+        "front": [_front_view(point, is_video=study.is_video) for point in front],
         "seconds": {"measuring": split.measuring_s, "search": split.search_s, "waiting": split.waiting_s},
         "stop_reason": reason.value if reason else "",
         "detail": search_detail(study),
     }
 
 
+def _front_view(point: FrontPoint, *, is_video: bool) -> Json:
+    observation, cost = point.observation, point.cost
+    whole = with_variant(observation.lossy, cost.code)
+    place = {"label": configuration_label(whole), "config_id": whole.config_id, "segments": observation.segments}
+    if is_video:
+        return {
+            **place,
+            "loss": observation.loss_nats,
+            "loss_se": observation.loss_se_nats,
+            "memory_ratio": cost.bytes_ratio,
+            "seconds_per_frame": cost.seconds_per_byte,
+        }
+    return {
+        **place,
+        "loss_nats": observation.loss_nats,
+        "loss_se_nats": observation.loss_se_nats,
+        "ratio": 1.0 / cost.bytes_ratio if cost.bytes_ratio else None,
+        "seconds_per_byte": cost.seconds_per_byte,
+    }
+
+
 def _trial_view(trial: Trial) -> Json:
+    outcome = trial.outcome
+    losses = _clip_losses(trial) if trial.task.clip_chunks else _prompt_losses(trial)
+    return {
+        "id": trial.trial_id,
+        "state": trial.state.value,
+        "source": trial.source.value,
+        "lossy": dict(trial.task.lossy),
+        "lossy_id": trial.task.lossy.config_id,
+        "coders": list(trial.task.coders),
+        "agent": trial.agent_id,
+        "attempts": trial.attempts,
+        "first_segment": trial.task.first_segment,
+        "segments_done": trial.segments_done,
+        "segments_total": trial.segments_total,
+        **losses,
+        "seconds": outcome.seconds if outcome else 0.0,
+        "lost_seconds": trial.lost_s,
+        "detail": outcome.detail if outcome else "",
+        "corpus": outcome.corpus if outcome else "",
+    }
+
+
+def _clip_losses(trial: Trial) -> Json:
+    """The loss at the worst clip length, and at each."""
+    clips = trial.outcome.clips if trial.outcome else ()
+    lengths: list[Json] = []
+    for chunks in sorted({clip.chunks for clip in clips}):
+        values = [clip.loss for clip in clips if clip.chunks == chunks]
+        lengths.append(
+            {"clip_chunks": chunks, "loss": fmean(values), "loss_se": _standard_error(values), "segments": len(values)}
+        )
+    worst: Json = max(lengths, key=lambda length: length["loss"], default={})
+    return {"loss": worst.get("loss"), "loss_se": worst.get("loss_se"), "lengths": lengths}
+
+
+def _prompt_losses(trial: Trial) -> Json:
+    """The loss at the worst prompt length, and at each."""
     outcome = trial.outcome
     lengths: list[Json] = []
     worst: Json = {}
@@ -132,24 +181,9 @@ def _trial_view(trial: Trial) -> Json:
             )
         worst = max(lengths, key=lambda length: length["loss_nats"], default={})
     return {
-        "id": trial.trial_id,
-        "state": trial.state.value,
-        "source": trial.source.value,
-        "lossy": dict(trial.task.lossy),
-        "lossy_id": trial.task.lossy.config_id,
-        "coders": list(trial.task.coders),
-        "agent": trial.agent_id,
-        "attempts": trial.attempts,
-        "first_segment": trial.task.first_segment,
-        "segments_done": trial.segments_done,
-        "segments_total": trial.segments_total,
         "loss_nats": worst.get("loss_nats"),
         "loss_se_nats": worst.get("loss_se_nats"),
         "lengths": lengths,
-        "seconds": outcome.seconds if outcome else 0.0,
-        "lost_seconds": trial.lost_s,
-        "detail": outcome.detail if outcome else "",
-        "corpus": outcome.corpus if outcome else "",
     }
 
 

@@ -13,12 +13,8 @@ from dataclasses import dataclass
 from controld.contract.effect import Effect
 from controld.contract.errors import ControldError, FieldError
 from controld.contract.rpc import fleet_pb2 as pb
-from controld.contract.rpc.convert import (
-    PROTOCOL_VERSION,
-    effect_to_proto,
-    telemetry_to_proto,
-    trial_outcome_to_proto,
-)
+from controld.contract.rpc.convert import PROTOCOL_VERSION, effect_to_proto, telemetry_to_proto
+from controld.contract.rpc.convert_trial import trial_outcome_to_proto
 from controld.contract.telemetry import Telemetry
 from dataplanes.agent.applied import PageAssembler, SnapshotRefusedError
 from dataplanes.agent.counters import Counters, ErrorEdge

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from controld.contract.errors import ControldError
 from controld.contract.rpc import fleet_pb2 as pb
-from controld.contract.rpc.convert import trial_task_from_proto
+from controld.contract.rpc.convert_trial import trial_task_from_proto
 from controld.contract.trial import TrialOutcome, TrialStatus, TrialTask
 from dataplanes.agent.counters import Counters, ErrorEdge
 from dataplanes.agent.plain_text import plain_text

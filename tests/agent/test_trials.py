@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from controld.contract.configuration import Configuration
-from controld.contract.rpc.convert import trial_outcome_from_proto, trial_task_to_proto
+from controld.contract.rpc.convert_trial import trial_outcome_from_proto, trial_task_to_proto
 from controld.contract.trial import SegmentLoss, TrialOutcome, TrialStatus, TrialTask
 
 

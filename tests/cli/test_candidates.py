@@ -220,7 +220,7 @@ def test_a_study_without_a_worker_is_refused_with_the_way_out(daemon: None, caps
         ({"transform": "hadamard", "quantise": "nvfp4"}, "had nvfp4"),
         ({**LEVELS, "sink_tokens": 4}, "had s4 K12/c64 V6/t32 entropy"),
         ({**LEVELS, "hadamard_seed": 5}, "had K12/c64 V6/t32 hadamard_seed=5 entropy"),
-        ({"precision": "fp8", "steps": 4}, "fp8 steps=4"),
+        ({"precision": "fp8", "steps": 4}, "4 steps precision=fp8"),
     ],
 )
 def test_a_label_is_short_and_loses_no_knob(values: dict[str, Any], label: str) -> None:

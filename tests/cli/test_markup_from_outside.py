@@ -84,7 +84,7 @@ def test_the_screen_of_a_study() -> None:
     study = {
         "id": EVIL, "state": EVIL, "budget": 200, "trials_done": 30, "trials_total": 32, "age_s": 60.0,
         "segments_done": 60, "segments_total": 64, "eta_s": 100.0, "trials": [trial], "front": [point],
-        "hypervolume": 0.5, "hypervolume_by_trial": [0.1, 0.3], "detail": EVIL,
+        "hypervolume": 0.5, "hypervolume_by_trial": [0.1, 0.3], "detail": EVIL, "medium": "kv",
         "seconds": {"measuring": 50.0, "search": 4.0, "waiting": 5.0},
     }  # fmt: skip
     out = Console(file=io.StringIO(), width=200)

@@ -241,6 +241,7 @@ def test_the_screen_fits_and_shows_budget_front_and_time() -> None:
         "id": "s", "state": "running", "budget": 200, "trials_done": 30, "trials_total": 32, "age_s": 60.0,
         "segments_done": 60, "segments_total": 64, "eta_s": 100.0, "trials": [trial] * 18, "front": [point] * 50,
         "hypervolume": 0.5, "hypervolume_by_trial": [0.1, 0.3, 0.5], "detail": "2 of 32 trials were drawn at random",
+        "medium": "kv",
         "seconds": {"measuring": 50.0, "search": 4.0, "waiting": 5.0},
     }  # fmt: skip
     out = Console(file=io.StringIO(), width=120)

@@ -14,11 +14,20 @@ from controld.contract.configuration import Configuration
 from controld.contract.decision import RAW, RECOMPUTE, Arm, ClassRule, DecisionTable, Mixture
 from controld.contract.effect import MAX_RECONSTRUCTION_ERROR, Effect, Half, Path, Verdict
 from controld.contract.errors import FieldError
-from controld.contract.rpc import convert
+from controld.contract.rpc import convert, convert_trial
 from controld.contract.rpc import fleet_pb2 as pb
 from controld.contract.snapshot import CalibratedArtefact, ClassRules, Resource, TenantShare
 from controld.contract.telemetry import LinkEstimate, Telemetry
-from controld.contract.trial import CoderMeasurement, SegmentLoss, TrialOutcome, TrialStatus, TrialTask
+from controld.contract.trial import (
+    ClipLoss,
+    CoderMeasurement,
+    EngineMeasurement,
+    SegmentLoss,
+    TrialOutcome,
+    TrialStatus,
+    TrialTask,
+)
+from controld.contract.video import MemorySplit
 
 NAMES = st.text(st.characters(min_codepoint=32, exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20)
 NUMBERS = st.floats(0, allow_infinity=False, allow_nan=False)
@@ -157,6 +166,44 @@ MEASUREMENTS = st.builds(
     encode_s=NUMBERS,
     decode_s=NUMBERS,
 )
+CLIP_TASKS = st.builds(
+    TrialTask,
+    study_id=NAMES,
+    trial_id=NAMES,
+    workload=NAMES,
+    lossy=CONFIGURATIONS,
+    coders=st.lists(NAMES, min_size=1, max_size=3).map(tuple),
+    clip_chunks=st.lists(TOKENS, min_size=1, max_size=3).map(tuple),
+    segments_per_length=TOKENS,
+    first_segment=st.integers(0, 2**31),
+)
+ENGINE_NUMBERS = st.floats(0, 1e4)
+CLIP_OUTCOMES = st.builds(
+    TrialOutcome,
+    study_id=NAMES,
+    trial_id=NAMES,
+    status=st.sampled_from(TrialStatus),
+    clips=st.lists(
+        st.builds(ClipLoss, chunks=TOKENS, segment=st.integers(0, 2**31), loss=st.floats(-1e6, 1e6)),
+        min_size=1,
+        max_size=3,
+    ).map(tuple),
+    engine=st.lists(
+        st.builds(
+            EngineMeasurement,
+            variant=NAMES,
+            forward_s=st.floats(1e-9, 1e4),
+            vae_s=ENGINE_NUMBERS,
+            frames_per_chunk=TOKENS,
+            memory=st.builds(MemorySplit, weights_bytes=COUNTS, kv_bytes=COUNTS, activation_bytes=COUNTS),
+            session_bytes=COUNTS,
+            reference_bytes=st.integers(1, 2**53),
+            drift=st.none() | ENGINE_NUMBERS,
+            motion=st.none() | ENGINE_NUMBERS,
+        ),
+        max_size=2,
+    ).map(tuple),
+)
 OUTCOMES = st.builds(
     TrialOutcome,
     study_id=NAMES,
@@ -221,27 +268,27 @@ def test_telemetry_survives_the_wire(telemetry: Telemetry) -> None:
     assert convert.telemetry_from_proto(pb.Telemetry.FromString(message.SerializeToString())) == telemetry
 
 
-@given(TASKS)
+@given(TASKS | CLIP_TASKS)
 def test_a_trial_task_survives_the_wire(task: TrialTask) -> None:
-    message = convert.trial_task_to_proto(task)
-    assert convert.trial_task_from_proto(pb.TrialRequest.FromString(message.SerializeToString())) == task
+    message = convert_trial.trial_task_to_proto(task)
+    assert convert_trial.trial_task_from_proto(pb.TrialRequest.FromString(message.SerializeToString())) == task
 
 
 def test_a_worker_that_measures_no_answers_and_one_that_measures_nonsense() -> None:
     loss = pb.SegmentLoss(prompt_tokens=256, segment=0, loss_nats=0.5, top1_agreement=1.0)
     message = pb.TrialResult(study_id="s", trial_id="t", status="measured", losses=[loss])
-    assert convert.trial_outcome_from_proto(message).losses[0].answer_nats is None
+    assert convert_trial.trial_outcome_from_proto(message).losses[0].answer_nats is None
     message.losses[0].answer_nats = 0.0
-    assert convert.trial_outcome_from_proto(message).losses[0].answer_nats == 0.0
+    assert convert_trial.trial_outcome_from_proto(message).losses[0].answer_nats == 0.0
     message.losses[0].answer_nats = math.nan
     with pytest.raises(FieldError, match=r"answer_nats"):
-        convert.trial_outcome_from_proto(message)
+        convert_trial.trial_outcome_from_proto(message)
 
 
-@given(OUTCOMES)
+@given(OUTCOMES | CLIP_OUTCOMES)
 def test_a_trial_outcome_survives_the_wire(outcome: TrialOutcome) -> None:
-    message = convert.trial_outcome_to_proto(outcome)
-    assert convert.trial_outcome_from_proto(pb.TrialResult.FromString(message.SerializeToString())) == outcome
+    message = convert_trial.trial_outcome_to_proto(outcome)
+    assert convert_trial.trial_outcome_from_proto(pb.TrialResult.FromString(message.SerializeToString())) == outcome
 
 
 @given(st.binary(max_size=100), NAMES)
@@ -345,4 +392,55 @@ def test_an_impossible_reconstruction_error_is_refused_by_field(error: float) ->
     loss = pb.SegmentLoss(prompt_tokens=256, top1_agreement=1.0, reconstruction_error=error)
     result = pb.TrialResult(study_id="s", trial_id="t", status="measured", losses=[loss])
     with pytest.raises(FieldError, match=r"segment_loss\.reconstruction_error"):
-        convert.trial_outcome_from_proto(result)
+        convert_trial.trial_outcome_from_proto(result)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"forward_s": 0.0}, "engine_measurement.forward_s"),
+        ({"forward_s": math.nan}, "engine_measurement.forward_s"),
+        ({"vae_s": -1.0}, "engine_measurement.vae_s"),
+        ({"frames_per_chunk": 0}, "engine_measurement.frames_per_chunk"),
+        ({"kv_bytes": 2**63}, "trial.engine[0].kv_bytes"),
+        ({"reference_bytes": 0}, "engine_measurement.reference_bytes"),
+        ({"drift": math.inf}, "engine_measurement.drift"),
+        ({"variant": ""}, "engine_measurement.variant"),
+        ({"variant": "x" * 5000}, "trial.engine[0].variant"),
+    ],
+)
+def test_what_no_engine_measures_is_refused_by_field(changes: dict[str, Any], field: str) -> None:
+    values = {"variant": "v", "forward_s": 0.1, "frames_per_chunk": 12, "reference_bytes": 100, **changes}
+    message = pb.TrialResult(
+        study_id="s",
+        trial_id="t",
+        status="measured",
+        clips=[pb.ClipLoss(chunks=3, segment=0, loss=0.1)],
+        engine=[pb.EngineMeasurement(**values)],
+    )
+    with pytest.raises(FieldError) as refused:
+        convert_trial.trial_outcome_from_proto(message)
+    assert refused.value.field == field
+
+
+def test_a_clip_without_a_finite_loss_is_refused() -> None:
+    message = pb.TrialResult(
+        study_id="s", trial_id="t", status="measured", clips=[pb.ClipLoss(chunks=3, loss=math.nan)]
+    )
+    with pytest.raises(FieldError, match=r"clip_loss\.loss"):
+        convert_trial.trial_outcome_from_proto(message)
+
+
+def test_a_task_is_about_prompts_or_about_clips() -> None:
+    values: dict[str, Any] = {
+        "study_id": "s",
+        "trial_id": "t",
+        "workload": "w",
+        "lossy": Configuration({"steps": 2}),
+        "coders": ("v",),
+        "segments_per_length": 1,
+    }
+    with pytest.raises(FieldError, match="clip_chunks"):
+        TrialTask(**values)
+    with pytest.raises(FieldError, match="beside prompt_tokens"):
+        TrialTask(**values, prompt_tokens=(1,), clip_chunks=(1,))

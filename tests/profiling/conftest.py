@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from controld.contract.clock import ManualClock
-from controld.contract.rpc.convert import trial_task_to_proto
+from controld.contract.rpc.convert_trial import trial_task_to_proto
 from controld.contract.space import Condition, Forbidden, Parameter, StrategySpace
 from controld.contract.trial import CoderMeasurement, SegmentLoss, TrialOutcome, TrialStatus, TrialTask
 from controld.fleet.errors import FleetError

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from controld.contract.errors import FieldError
-from controld.contract.trial import SegmentLoss, TrialOutcome, TrialStatus
+from controld.contract.trial import ClipLoss, EngineMeasurement, SegmentLoss, TrialOutcome, TrialStatus
+from controld.contract.video import MemorySplit
 from controld.profiling.outcome_json import outcome_from_document, outcome_to_document
 
 OUTCOME = TrialOutcome(
@@ -21,8 +22,34 @@ OUTCOME = TrialOutcome(
 )
 
 
-def test_an_outcome_survives_the_store() -> None:
-    assert outcome_from_document(json.loads(json.dumps(outcome_to_document(OUTCOME)))) == OUTCOME
+OF_CLIPS = TrialOutcome(
+    study_id="s",
+    trial_id="t",
+    status=TrialStatus.MEASURED,
+    clips=(ClipLoss(chunks=3, segment=0, loss=-0.01),),
+    engine=(
+        EngineMeasurement(
+            variant="v",
+            forward_s=0.1,
+            vae_s=0.2,
+            frames_per_chunk=12,
+            memory=MemorySplit(weights_bytes=1, kv_bytes=2, activation_bytes=3),
+            session_bytes=4,
+            reference_bytes=5,
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize("outcome", [OUTCOME, OF_CLIPS])
+def test_an_outcome_survives_the_store(outcome: TrialOutcome) -> None:
+    assert outcome_from_document(json.loads(json.dumps(outcome_to_document(outcome)))) == outcome
+
+
+def test_an_outcome_from_before_there_were_clips_is_read_without_them() -> None:
+    document = outcome_to_document(OUTCOME)
+    del document["clips"], document["engine"]
+    assert outcome_from_document(document) == OUTCOME
 
 
 def test_an_outcome_from_before_answers_were_measured_is_read_without_them() -> None:

@@ -415,7 +415,7 @@ class LinkEstimate(_message.Message):
     def __init__(self, link_group: _Optional[str] = ..., tier: _Optional[str] = ..., bandwidth_bytes_per_s: _Optional[float] = ..., bandwidth_sd_bytes_per_s: _Optional[float] = ..., bandwidth_age_s: _Optional[float] = ..., offered_bytes_per_s: _Optional[float] = ..., offered_sd_bytes_per_s: _Optional[float] = ..., backlog_bytes: _Optional[int] = ..., transfers: _Optional[int] = ..., offered_by_class_bytes_per_s: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class TrialRequest(_message.Message):
-    __slots__ = ("study_id", "trial_id", "workload", "lossy_json", "coders", "prompt_tokens", "segments_per_length", "first_segment", "continuation_tokens", "deadline_s")
+    __slots__ = ("study_id", "trial_id", "workload", "lossy_json", "coders", "prompt_tokens", "segments_per_length", "first_segment", "continuation_tokens", "deadline_s", "clip_chunks")
     STUDY_ID_FIELD_NUMBER: _ClassVar[int]
     TRIAL_ID_FIELD_NUMBER: _ClassVar[int]
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -426,6 +426,7 @@ class TrialRequest(_message.Message):
     FIRST_SEGMENT_FIELD_NUMBER: _ClassVar[int]
     CONTINUATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    CLIP_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     study_id: str
     trial_id: str
     workload: str
@@ -436,7 +437,8 @@ class TrialRequest(_message.Message):
     first_segment: int
     continuation_tokens: int
     deadline_s: float
-    def __init__(self, study_id: _Optional[str] = ..., trial_id: _Optional[str] = ..., workload: _Optional[str] = ..., lossy_json: _Optional[str] = ..., coders: _Optional[_Iterable[str]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., segments_per_length: _Optional[int] = ..., first_segment: _Optional[int] = ..., continuation_tokens: _Optional[int] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    clip_chunks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, study_id: _Optional[str] = ..., trial_id: _Optional[str] = ..., workload: _Optional[str] = ..., lossy_json: _Optional[str] = ..., coders: _Optional[_Iterable[str]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., segments_per_length: _Optional[int] = ..., first_segment: _Optional[int] = ..., continuation_tokens: _Optional[int] = ..., deadline_s: _Optional[float] = ..., clip_chunks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TrialCancel(_message.Message):
     __slots__ = ("study_id", "trial_id")
@@ -447,7 +449,7 @@ class TrialCancel(_message.Message):
     def __init__(self, study_id: _Optional[str] = ..., trial_id: _Optional[str] = ...) -> None: ...
 
 class TrialResult(_message.Message):
-    __slots__ = ("study_id", "trial_id", "status", "detail", "losses", "coders", "seconds", "corpus")
+    __slots__ = ("study_id", "trial_id", "status", "detail", "losses", "coders", "seconds", "corpus", "clips", "engine")
     STUDY_ID_FIELD_NUMBER: _ClassVar[int]
     TRIAL_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -456,6 +458,8 @@ class TrialResult(_message.Message):
     CODERS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     CORPUS_FIELD_NUMBER: _ClassVar[int]
+    CLIPS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     study_id: str
     trial_id: str
     status: str
@@ -464,7 +468,45 @@ class TrialResult(_message.Message):
     coders: _containers.RepeatedCompositeFieldContainer[CoderMeasurement]
     seconds: float
     corpus: str
-    def __init__(self, study_id: _Optional[str] = ..., trial_id: _Optional[str] = ..., status: _Optional[str] = ..., detail: _Optional[str] = ..., losses: _Optional[_Iterable[_Union[SegmentLoss, _Mapping]]] = ..., coders: _Optional[_Iterable[_Union[CoderMeasurement, _Mapping]]] = ..., seconds: _Optional[float] = ..., corpus: _Optional[str] = ...) -> None: ...
+    clips: _containers.RepeatedCompositeFieldContainer[ClipLoss]
+    engine: _containers.RepeatedCompositeFieldContainer[EngineMeasurement]
+    def __init__(self, study_id: _Optional[str] = ..., trial_id: _Optional[str] = ..., status: _Optional[str] = ..., detail: _Optional[str] = ..., losses: _Optional[_Iterable[_Union[SegmentLoss, _Mapping]]] = ..., coders: _Optional[_Iterable[_Union[CoderMeasurement, _Mapping]]] = ..., seconds: _Optional[float] = ..., corpus: _Optional[str] = ..., clips: _Optional[_Iterable[_Union[ClipLoss, _Mapping]]] = ..., engine: _Optional[_Iterable[_Union[EngineMeasurement, _Mapping]]] = ...) -> None: ...
+
+class ClipLoss(_message.Message):
+    __slots__ = ("chunks", "segment", "loss")
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    chunks: int
+    segment: int
+    loss: float
+    def __init__(self, chunks: _Optional[int] = ..., segment: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+
+class EngineMeasurement(_message.Message):
+    __slots__ = ("variant", "forward_s", "vae_s", "frames_per_chunk", "weights_bytes", "kv_bytes", "activation_bytes", "session_bytes", "reference_bytes", "drift", "motion")
+    VARIANT_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_S_FIELD_NUMBER: _ClassVar[int]
+    VAE_S_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_PER_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DRIFT_FIELD_NUMBER: _ClassVar[int]
+    MOTION_FIELD_NUMBER: _ClassVar[int]
+    variant: str
+    forward_s: float
+    vae_s: float
+    frames_per_chunk: int
+    weights_bytes: int
+    kv_bytes: int
+    activation_bytes: int
+    session_bytes: int
+    reference_bytes: int
+    drift: float
+    motion: float
+    def __init__(self, variant: _Optional[str] = ..., forward_s: _Optional[float] = ..., vae_s: _Optional[float] = ..., frames_per_chunk: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., session_bytes: _Optional[int] = ..., reference_bytes: _Optional[int] = ..., drift: _Optional[float] = ..., motion: _Optional[float] = ...) -> None: ...
 
 class SegmentLoss(_message.Message):
     __slots__ = ("prompt_tokens", "segment", "loss_nats", "top1_agreement", "answer_nats", "reconstruction_error")

@@ -10,9 +10,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from controld.contract.configuration import CODER_PARAMETER, Configuration, Value
+from controld.contract.configuration import Configuration, Value
 from controld.contract.errors import FieldError
 from controld.contract.space import Parameter, StrategySpace
+from controld.contract.variant import variant_name
 
 Array = NDArray[np.float64]
 
@@ -114,7 +115,7 @@ class SpaceEncoding:
 
 
 class CoderLookup:
-    """Which coders a lossy part has; parts alike in what coders depend on are asked for once."""
+    """Which coders (or other variants) a lossy part has; parts alike in what these depend on are asked for once."""
 
     def __init__(self, space: StrategySpace) -> None:
         self._space = space
@@ -132,9 +133,8 @@ class CoderLookup:
         """The coders; none where the combination has none."""
         key = tuple(part.get(name) for name in self._names)
         if key not in self._known:
-            self._known[key] = frozenset(
-                str(full[CODER_PARAMETER]) for full in self._space.coders(part) if CODER_PARAMETER in full
-            )
+            names = (variant_name(self._space, full) for full in self._space.coders(part))
+            self._known[key] = frozenset(name for name in names if name)
         return self._known[key]
 
 

@@ -11,12 +11,12 @@ from controld.contract.errors import FieldError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoderCost:
-    """What one coder costs with a lossy part.
+    """What one coder, or another variant, costs with a lossy part.
 
     Args:
         code: the coder.
-        bytes_ratio: wire bytes / raw bytes.
-        seconds_per_byte: (encode + decode seconds at V*) / V*.
+        bytes_ratio: wire bytes / raw bytes; of a video engine, its memory / the reference setting's.
+        seconds_per_byte: (encode + decode seconds at V*) / V*; of a video engine, seconds of a frame.
     """
 
     code: str
@@ -37,7 +37,8 @@ class Observation:
     """A lossy part with everything that was measured of it so far.
 
     Args:
-        loss_nats: the mean; NaN where the part turned out to be infeasible.
+        loss_nats: the mean, nats per token (of a video engine in its own unit); NaN where the part turned out to be
+            infeasible.
         loss_se_nats: standard error of the mean; 0 where it is not known.
         segments: how many texts it is the mean of.
         costs: of every coder.

@@ -76,6 +76,7 @@ class BayesianSearcher:
         max_segments: a part on the front whose loss is uncertain is measured again, up to so many; the same as
             `segments` where every part is measured once.
         start_trials: quasi-random trials before the first model.
+        loss_floor: see `log_objectives`.
     """
 
     def __init__(
@@ -86,12 +87,14 @@ class BayesianSearcher:
         segments: int = 2,
         max_segments: int | None = None,
         start_trials: int = START_TRIALS,
+        loss_floor: float = LOSS_FLOOR_NATS,
     ) -> None:
         torch.set_num_threads(1)
         self._encoding = SpaceEncoding(space)
         self._segments = segments
         self._max_segments = segments if max_segments is None else max_segments
         self._start_trials = start_trials
+        self._loss_floor = loss_floor
         self._random = np.random.default_rng(seed)
         self._seed = seed
         self._all = self._encoding.enumerated()
@@ -180,7 +183,7 @@ class BayesianSearcher:
     def _most_promising(self, count: int, told: Sequence[Observation], outlook: Outlook) -> list[int]:
         """Indices in the pool, each with what is chosen before it taken as measured."""
         points, measured = outlook.points, self._points_of(told)
-        low, high = _ranges(measured, outlook.loss, points.costs)
+        low, high = _ranges(measured, outlook.loss, points.costs, self._loss_floor)
         span = np.where(high > low, high - low, 1.0)
         front = (np.vstack((measured, outlook.pending)) - low) / span
         front = front[non_dominated(front)]
@@ -206,7 +209,7 @@ class BayesianSearcher:
         open_ones = [
             one for one in self._front_of(told) if one.segments < self._max_segments and one.lossy not in pending
         ]
-        open_ones.sort(key=lambda one: one.loss_se_nats / (one.loss_nats + LOSS_FLOOR_NATS), reverse=True)
+        open_ones.sort(key=lambda one: one.loss_se_nats / (max(one.loss_nats, 0.0) + self._loss_floor), reverse=True)
         return [
             Proposal(lossy=one.lossy, segments=min(2 * one.segments, self._max_segments), source="refine")
             for one in open_ones
@@ -226,16 +229,16 @@ class BayesianSearcher:
         keep = non_dominated(self._points_of(told))
         return [told[index] for index in dict.fromkeys(np.array(owner)[keep].tolist())]
 
-    @staticmethod
-    def _points_of(told: Sequence[Observation]) -> Array:
+    def _points_of(self, told: Sequence[Observation]) -> Array:
         """(log10 loss, bytes ratio, log10 seconds), one row for each coder of each observation."""
         return log_objectives(
-            [(max(one.loss_nats, 0.0), cost.seconds_per_byte, cost.bytes_ratio) for one in told for cost in one.costs]
+            [(max(one.loss_nats, 0.0), cost.seconds_per_byte, cost.bytes_ratio) for one in told for cost in one.costs],
+            loss_floor=self._loss_floor,
         )
 
     def _fit(self, told: Sequence[Observation]) -> None:
         features = self._encoding.encode([one.lossy for one in told])
-        losses = np.log10(np.maximum([one.loss_nats for one in told], 0.0) + LOSS_FLOOR_NATS)
+        losses = np.log10(np.maximum([one.loss_nats for one in told], 0.0) + self._loss_floor)
         self._loss_model.fit(features, losses[:, None], 1.0 / np.maximum([one.segments for one in told], 1))
         rows: dict[str, list[int]] = defaultdict(list)
         values: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -287,12 +290,12 @@ class BayesianSearcher:
         return np.argsort(-gains, kind="stable")[:_SCREENED]
 
 
-def _ranges(measured: Array, loss: Prediction, costs: Array) -> tuple[Array, Array]:
+def _ranges(measured: Array, loss: Prediction, costs: Array, loss_floor: float) -> tuple[Array, Array]:
     """Best and worst of each axis, over what was measured and what may well be."""
     # A loss below the best expected one must count as a gain too.
     best_loss = float((loss.mean - 2 * loss.deviation).min())
     both = np.vstack((measured, [[best_loss, *costs.min(axis=0)], [float(loss.mean.max()), *costs.max(axis=0)]]))
     low = both.min(axis=0)
     # No loss lies below the floor, whatever a model says.
-    low[0] = max(low[0], math.log10(LOSS_FLOOR_NATS))
+    low[0] = max(low[0], math.log10(loss_floor))
     return low, both.max(axis=0)

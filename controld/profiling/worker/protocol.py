@@ -1,7 +1,7 @@
 """The search as a process: a request holds all that was measured, so that a process that died is simply replaced.
 
     -> {"id": 1, "study": "...", "space": "...", "seed": 7, "count": 2, "segments": 2, "observations": [...],
-        "pending": [...]}
+        "pending": [...], "max_segments": 8, "loss_floor": 1e-06}
     <- {"id": 1, "proposals": [{"lossy": {...}, "segments": 2, "source": "model"}], "seconds": 0.4, "detail": ""}
     <- {"id": 1, "error": "observation.loss_nats: is infinite"}
 
@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from controld.candidates.pareto import LOSS_FLOOR_NATS
 from controld.contract.configuration import Configuration
 from controld.contract.errors import ControldError, FieldError
 from controld.contract.space import StrategySpace
@@ -25,7 +26,7 @@ from controld.profiling.worker.bayesian import BayesianSearcher
 
 _KEPT_SEARCHES = 4
 
-SearchKey = tuple[str, str, int, int, int]
+SearchKey = tuple[str, str, int, int, int, float]
 
 
 def serve(requests: TextIO, answers: TextIO) -> None:
@@ -43,7 +44,7 @@ def answer(line: str, kept: dict[SearchKey, BayesianSearcher]) -> dict[str, Any]
 
     Args:
         line: the request.
-        kept: searches by study, space, seed, `segments` and `max_segments`; the oldest goes.
+        kept: searches by study, space, seed, `segments`, `max_segments` and `loss_floor`; the oldest goes.
     """
     started_s = time.monotonic()
     identity: Any = None
@@ -70,10 +71,15 @@ def _searcher(request: Mapping[str, Any], kept: dict[SearchKey, BayesianSearcher
     study_id = str(request["study"])
     space_json, seed, segments = str(request["space"]), int(request["seed"]), int(request["segments"])
     max_segments = int(request.get("max_segments", segments))
-    key = (study_id, space_json, seed, segments, max_segments)
+    loss_floor = float(request.get("loss_floor", LOSS_FLOOR_NATS))
+    if not 0 < loss_floor < 1:
+        raise FieldError("loss_floor", f"{loss_floor} is not between 0 and 1")
+    key = (study_id, space_json, seed, segments, max_segments, loss_floor)
     if key not in kept:
         space = StrategySpace.from_json(space_json)
-        kept[key] = BayesianSearcher(space, seed=seed, segments=segments, max_segments=max_segments)
+        kept[key] = BayesianSearcher(
+            space, seed=seed, segments=segments, max_segments=max_segments, loss_floor=loss_floor
+        )
         if len(kept) > _KEPT_SEARCHES:
             del kept[next(iter(kept))]
     return kept[key]

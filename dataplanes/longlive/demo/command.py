@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,16 @@ from controld.contract.errors import ControldError
 
 SUMMARY = "show a video engine under a changing load, steered between chunks (CPU reference engine, minutes)"
 EXAMPLES = """\
-Measures some settings of the CPU reference engine (once; kept beside the results), starts a daemon and an engine in a
-process of its own, and lets a second stream arrive and memory shrink and recover. Prints one line a phase and writes a
-plot, a video file and why each setting was chosen. All times are this machine's CPU; no GPU is modelled.
+Has a profiling worker measure twelve settings of the CPU reference engine (once; kept beside the results), starts a
+daemon and an engine in a process of its own, and lets a second stream arrive and memory shrink and recover. Prints one
+line a phase and writes a plot, a video file and why each setting was chosen. All times are this machine's CPU; no GPU
+is modelled.
 
 examples:
   controld demo-video                      some three minutes; results in build/demo-video
   controld demo-video --phase-seconds 40   longer phases, steadier figures
 """
 
-_GRID = {"weights": ["bf16"], "activations": ["bf16"]}
-_SEGMENTS = 8
 _LOOKS = 5
 
 
@@ -63,17 +61,18 @@ def _usual_checkpoint() -> str:
 def _run(out: Path, checkpoint: str, phase_s: float) -> int:
     import torch
 
+    from dataplanes.longlive.demo.measuring import usual_profiles
     from dataplanes.longlive.demo.plan import make_plan, policy_text
-    from dataplanes.longlive.profiler import time_setting
+    from dataplanes.longlive.profiler.timing import time_setting
     from dataplanes.longlive.reference.engine import ReferenceEngine
     from dataplanes.longlive.reference.setting import FULL
     from dataplanes.sglang.demo.daemon import Daemon
 
     torch.set_num_threads(1)
-    profiles = _profiles(out / "profiles.json", checkpoint)
+    profiles = usual_profiles(out, checkpoint)
     engine = ReferenceEngine()
     # The slowest of several looks: a target that was taken in a lucky moment is held in none.
-    looks = [time_setting(engine, FULL, checkpoint)[0] for _ in range(_LOOKS)]
+    looks = [time_setting(engine, FULL, checkpoint).reports for _ in range(_LOOKS)]
     chunk_s = max(sum(report.total_s for report in look) / len(look) for look in looks)
     fps_of_one = engine.capabilities().frames_per_chunk / chunk_s
     address = f"unix://{(out / 'daemon' / 'fleet.sock').resolve()}"
@@ -87,23 +86,6 @@ def _run(out: Path, checkpoint: str, phase_s: float) -> int:
         print(f"{outcome['profiles']} profiles, {outcome['stored']} new to the daemon")
         _play(out, daemon)
     return _conclude(out)
-
-
-def _profiles(path: Path, checkpoint: str) -> Sequence[dict[str, Any]]:
-    """What was measured before with this model on this hardware, else measured now."""
-    from dataplanes.longlive import profiler
-
-    chosen = list(profiler.grid_settings({**profiler.GRID, **_GRID}))
-    if path.exists():
-        kept: list[dict[str, Any]] = json.loads(path.read_text())["profiles"]
-        here = (profiler.model_fingerprint(checkpoint), profiler.hardware_name())
-        same = {Configuration(each["configuration"]) for each in kept} == set(chosen)
-        if same and (kept[0]["model_fingerprint"], kept[0]["hardware"]) == here:
-            return kept
-    print(f"measuring {len(chosen)} settings, {_SEGMENTS} held-out clips each")
-    measured = profiler.even_out(list(profiler.measure_grid(chosen, checkpoint=checkpoint, segments=_SEGMENTS)))
-    profiler.write_document(path, measured)
-    return measured
 
 
 def _play(out: Path, daemon: Any) -> None:

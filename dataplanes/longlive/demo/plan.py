@@ -104,6 +104,17 @@ def _bytes(profile: Mapping[str, Any], sessions: int) -> int:
     return int(one + (sessions - 1) * (memory["kv_bytes"] + memory["session_bytes"]))
 
 
+PROFILING_POLICY: Final = f"""\
+apiVersion: controld/v1
+kind: Policy
+metadata: {{name: video-demo}}
+select: {{kind: longlive, deployment: {DEPLOYMENT}}}
+classes:
+  - {{name: default, workload: shapes, tiers: [video], max_quality_loss: 0}}
+"""
+"""While settings are measured there is no engine to steer, and no target yet."""
+
+
 def policy_text(plan: DemoPlan) -> str:
     """The policy of the run."""
     return f"""\

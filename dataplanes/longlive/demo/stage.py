@@ -19,7 +19,7 @@ from dataplanes.agent import AgentTiming, VideoAgent
 from dataplanes.longlive.agent import SteeredEngine, engine_identity
 from dataplanes.longlive.demo.plan import AGENT_ID, DEPLOYMENT, SERVICE_CLASS, DemoPlan, Phase
 from dataplanes.longlive.engine import ChunkResult, LoadSpec, SessionSpec
-from dataplanes.longlive.profiler import model_fingerprint
+from dataplanes.longlive.profiler.identity import MODEL_NAME, model_fingerprint
 from dataplanes.longlive.reference.engine import ReferenceEngine
 from dataplanes.longlive.reference.setting import FULL
 from dataplanes.longlive.reference.video_file import write_video
@@ -45,7 +45,7 @@ class Stage:
             engine.capabilities(),
             deployment=DEPLOYMENT,
             agent_id=AGENT_ID,
-            model_name="reference",
+            model_name=MODEL_NAME,
             model_fingerprint=model_fingerprint(plan.checkpoint),
         )
         self._agent = VideoAgent(identity, plan.address, initial=FULL, timing=AgentTiming(telemetry_interval_s=0.5))

@@ -26,12 +26,12 @@ from dataplanes.longlive.reference.model import ModelShape
 from dataplanes.longlive.reference.rolling_cache import ChunkPlace
 from dataplanes.longlive.reference.setting import FULL, Setting
 from dataplanes.longlive.reference.shapes import BACKGROUND, Clip, Prompt, distance_to_valid, draw_clip
-from dataplanes.longlive.reference.vae import FRAMES_PER_LATENT, FeatureCache
+from dataplanes.longlive.reference.vae import FRAMES_PER_LATENT, FeatureCache, Vae
 
 SEED = 1000
 """Of the first session's prompt and noise; segment n has SEED + n."""
 CHUNKS = 3
-"""Of a session."""
+"""Of a session, unless said otherwise."""
 
 _SESSION = "quality"
 
@@ -120,48 +120,78 @@ class QualityMeter:
         self._shape = ModelShape() if shape is None else shape
         self._vae = build_vae(checkpoint)
 
-    def measure(self, configuration: Configuration, segments: Sequence[int]) -> Quality:
-        """Make the sessions of `segments` under a setting.
+    def under(self, configuration: Configuration) -> SettingMeter:
+        """Weights under a setting, to measure clips with one by one.
+
+        Raises:
+            EngineError: the setting is refused.
+        """
+        setting = Setting.of(configuration)
+        model = build_transformer(self._checkpoint, self._shape, (setting.precision,))
+        return SettingMeter(Generator(model, NoExchange()), self._vae, setting)
+
+    def measure(self, configuration: Configuration, segments: Sequence[int], chunks: int = CHUNKS) -> Quality:
+        """Make the sessions of `segments`, of so many chunks each, under a setting.
 
         Raises:
             EngineError: the setting is refused, or a latent is not finite.
         """
-        setting = Setting.of(configuration)
-        model = build_transformer(self._checkpoint, self._shape, (setting.precision,))
-        generator = Generator(model, NoExchange())
-        found = tuple(self._measure_segment(generator, setting, segment) for segment in segments)
+        meter = self.under(configuration)
+        found = tuple(meter.measure(segment, chunks) for segment in segments)
         return Quality(setting_id=configuration.config_id, segments=found)
 
     def reconstruct(self, segments: Sequence[int]) -> Quality:
         """The loss of encoding and decoding true clips: what the VAE alone costs, below which no setting gets."""
         found = []
         for segment in segments:
-            clip = self._clip(segment)
+            clip = _clip(segment, self._shape, CHUNKS)
             with torch.no_grad():
-                frames = self._decode(self._vae.encode(clip.frames()[None])[0])
+                frames = _decode(self._vae, self._vae.encode(clip.frames()[None])[0])
             found.append(_segment_loss(segment, frames, clip.prompt))
         return Quality(setting_id="reconstruction", segments=tuple(found))
 
-    def _clip(self, segment: int) -> Clip:
-        frames = 1 + FRAMES_PER_LATENT * (CHUNKS * self._shape.chunk_latents - 1)
-        return draw_clip(frames, torch.Generator().manual_seed(SEED + segment), held_out=True)
+
+class SettingMeter:
+    """Makes sessions under one setting.
+
+    Args:
+        generator: with its weights.
+        vae: decodes.
+        setting: in force.
+    """
+
+    def __init__(self, generator: Generator, vae: Vae, setting: Setting) -> None:
+        self._generator = generator
+        self._vae = vae
+        self._setting = setting
 
     @torch.no_grad()
-    def _measure_segment(self, generator: Generator, setting: Setting, segment: int) -> SegmentLoss:
-        prompt, seed = self._clip(segment).prompt, SEED + segment
-        generator.open(_SESSION, setting.limits, setting.kv)
+    def measure(self, segment: int, chunks: int = CHUNKS) -> SegmentLoss:
+        """One session of so many chunks.
+
+        Raises:
+            EngineError: a latent is not finite.
+        """
+        prompt, seed = _clip(segment, self._generator.shape, chunks).prompt, SEED + segment
+        self._generator.open(_SESSION, self._setting.limits, self._setting.kv)
         try:
             latents = [
-                generator.make(_SESSION, ChunkPlace(chunk=chunk), prompt, seed, setting.steps).latents
-                for chunk in range(CHUNKS)
+                self._generator.make(_SESSION, ChunkPlace(chunk=chunk), prompt, seed, self._setting.steps).latents
+                for chunk in range(chunks)
             ]
         finally:
-            generator.close(_SESSION)
-        return _segment_loss(segment, self._decode(torch.cat(latents)), prompt)
+            self._generator.close(_SESSION)
+        return _segment_loss(segment, _decode(self._vae, torch.cat(latents)), prompt)
 
-    def _decode(self, latents: Tensor) -> Tensor:
-        cache: FeatureCache = {}
-        return self._vae.stream(latents, cache)
+
+def _clip(segment: int, shape: ModelShape, chunks: int) -> Clip:
+    frames = 1 + FRAMES_PER_LATENT * (chunks * shape.chunk_latents - 1)
+    return draw_clip(frames, torch.Generator().manual_seed(SEED + segment), held_out=True)
+
+
+def _decode(vae: Vae, latents: Tensor) -> Tensor:
+    cache: FeatureCache = {}
+    return vae.stream(latents, cache)
 
 
 def _segment_loss(segment: int, frames: Tensor, prompt: Prompt) -> SegmentLoss:
@@ -181,6 +211,7 @@ def main() -> None:
     """Print the losses of settings beside the full one."""
     parser = argparse.ArgumentParser(description="Quality of settings on held-out clips.")
     parser.add_argument("--segments", type=int, default=24)
+    parser.add_argument("--chunks", type=int, default=CHUNKS)
     parser.add_argument("--checkpoint", default=TRAINED_NAME)
     parser.add_argument("changes", nargs="*", type=json.loads, help='such as {"steps": 2}, on top of the full setting')
     arguments = parser.parse_args()
@@ -188,9 +219,9 @@ def main() -> None:
     meter, segments = QualityMeter(arguments.checkpoint), range(arguments.segments)
     floor = meter.reconstruct(segments)
     print(f"VAE alone: {floor.loss:.4f} +- {floor.standard_error:.4f}, motion {floor.motion:.2f}", flush=True)
-    reference = meter.measure(FULL, segments)
+    reference = meter.measure(FULL, segments, arguments.chunks)
     for change in ({}, *arguments.changes):
-        quality = meter.measure(Configuration({**FULL, **change}), segments) if change else reference
+        quality = meter.measure(Configuration({**FULL, **change}), segments, arguments.chunks) if change else reference
         more, error = quality.excess(reference)
         print(
             f"{json.dumps(change)}: {quality.loss:.4f} +- {quality.standard_error:.4f}, motion {quality.motion:.2f}, "

@@ -21,6 +21,7 @@ from dataplanes.longlive.reference.model import (
     SHOT_OFFSET,
     CausalTransformer,
     ModelShape,
+    from_tokens,
     prompt_words,
     rotary_angles,
     rotate,
@@ -38,6 +39,8 @@ _CLIP_CHUNKS = 9
 """Chunks of a stored clip: a sequence may leave some out after its first, which then is a sink."""
 _SAVE_STEPS = 100
 _LEVELS = 8
+_GUESS_LEVELS = 6
+"""Of those, up to which level a guess begins."""
 _AVERAGE = 0.99
 """Decay of the averaged weights that are kept."""
 
@@ -127,14 +130,48 @@ def _draw_sequence(library: Library, generator: torch.Generator) -> tuple[Tensor
     return latents.float(), words, shots, torch.tensor(seen), weights
 
 
-def velocity_loss(model: CausalTransformer, batch: Batch, generator: torch.Generator) -> Tensor:
-    """Mean squared error of the velocity of every noisy chunk."""
+def velocity_loss(
+    model: CausalTransformer, batch: Batch, generator: torch.Generator, *, own_history: float = 0.0
+) -> Tensor:
+    """Mean squared error of the velocity of every noisy chunk.
+
+    Args:
+        model: predicts.
+        batch: sequences.
+        generator: of noise and levels.
+        own_history: share of the history's chunks that are the model's own guesses in place of the truth, so that it
+            learns to mend what it spoilt: a long session sees nothing else.
+    """
     size, chunks = batch.words.shape[:2]
     noise = torch.randn(batch.latents.shape, generator=generator)
     # Only at the levels that generation meets with 1, 2, 4 or 8 steps.
     level = shifted(torch.randint(1, _LEVELS + 1, (size, chunks), generator=generator) / _LEVELS)
+    history = batch.latents
+    if own_history:
+        guessed = _guess(model, batch, generator)
+        replaced = torch.rand(size, chunks, generator=generator) < own_history
+        history = torch.where(replaced[..., None, None, None, None], guessed, history)
+    predicted = _predict(model, batch, history, mix(batch.latents, noise, level[..., None, None, None, None]), level)
+    error = (predicted - to_tokens(noise - batch.latents)).square().mean((-2, -1))
+    return (error * batch.weights).sum() / batch.weights.sum()
+
+
+@torch.no_grad()
+def _guess(model: CausalTransformer, batch: Batch, generator: torch.Generator) -> Tensor:
+    """What the model makes of every chunk from a level at which its place can still be told."""
+    size, chunks = batch.words.shape[:2]
+    noise = torch.randn(batch.latents.shape, generator=generator)
+    level = shifted(torch.randint(1, _GUESS_LEVELS + 1, (size, chunks), generator=generator) / _LEVELS)
     noisy = mix(batch.latents, noise, level[..., None, None, None, None])
-    tokens = torch.cat([to_tokens(batch.latents), to_tokens(noisy)], dim=1)
+    velocity = _predict(model, batch, batch.latents, noisy, level)
+    tokens = to_tokens(noisy) - level[..., None, None] * velocity
+    return from_tokens(tokens, batch.latents.shape[2])
+
+
+def _predict(model: CausalTransformer, batch: Batch, history: Tensor, noisy: Tensor, level: Tensor) -> Tensor:
+    """Velocities of all noisy chunks, each of which sees the history before it."""
+    chunks = batch.words.shape[1]
+    tokens = torch.cat([to_tokens(history), to_tokens(noisy)], dim=1)
     cosines, sines = _angles(batch, model.shape)
     mask = _mask(batch.seen, chunks, model.shape.chunk_tokens)
 
@@ -144,9 +181,8 @@ def velocity_loss(model: CausalTransformer, batch: Batch, generator: torch.Gener
         return functional.scaled_dot_product_attention(turned, keys, values, attn_mask=mask).transpose(1, 2)
 
     levels = torch.cat([torch.zeros_like(level), level], dim=1)
-    predicted: Tensor = model(tokens, levels, batch.words.repeat(1, 2, 1), attend)[:, chunks:]
-    error = (predicted - to_tokens(noise - batch.latents)).square().mean((-2, -1))
-    return (error * batch.weights).sum() / batch.weights.sum()
+    predicted: Tensor = model(tokens, levels, batch.words.repeat(1, 2, 1), attend)
+    return predicted[:, chunks:]
 
 
 def _angles(batch: Batch, shape: ModelShape) -> tuple[Tensor, Tensor]:
@@ -174,6 +210,7 @@ def train(
     *,
     out: Path,
     learning_rate: float = 2e-3,
+    own_history: float = 0.0,
 ) -> None:
     """Train, and write the averaged weights.
 
@@ -183,7 +220,8 @@ def train(
         steps: gradient steps of 8 sequences of 5 chunks.
         generator: of everything random.
         out: where the averaged weights are written now and then.
-        learning_rate: the highest; it falls to zero along a cosine.
+        learning_rate: the highest; it falls to nearly zero over the last half.
+        own_history: see `velocity_loss`.
     """
     averaged = copy.deepcopy(model)
     matrices = [
@@ -201,7 +239,7 @@ def train(
     schedules = [torch.optim.lr_scheduler.LambdaLR(one, lambda step: _rate(step, steps)) for one in optimisers]
     begin, recent = time.monotonic(), 0.0
     for step in range(steps):
-        loss = velocity_loss(model, draw_batch(library, generator), generator)
+        loss = velocity_loss(model, draw_batch(library, generator), generator, own_history=own_history)
         model.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -245,6 +283,7 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=700)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--own-history", type=float, default=0.0, help="share of the history that is the model's own")
     parser.add_argument("--start", type=Path, help="weights to go on from")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -259,7 +298,15 @@ def main() -> None:
     library = build_library(vae, arguments.clips, model.shape, generator)
     print(f"{len(library.latents)} clips", flush=True)
     out = arguments.folder / "dit.safetensors"
-    train(model, library, arguments.steps, generator, out=out, learning_rate=arguments.learning_rate)
+    train(
+        model,
+        library,
+        arguments.steps,
+        generator,
+        out=out,
+        learning_rate=arguments.learning_rate,
+        own_history=arguments.own_history,
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,48 @@
+"""Completions of a lossy part have names, and the names lead back."""
+
+from __future__ import annotations
+
+import pytest
+
+from controld.contract.configuration import Configuration
+from controld.contract.errors import FieldError
+from controld.contract.space import Parameter, StrategySpace
+from controld.contract.variant import variant_name, with_variant
+
+KV = StrategySpace(
+    parameters=(
+        Parameter(name="quantise", values=("levels", "nvfp4")),
+        Parameter(name="code", values=("none", "entropy"), lossy=False),
+    )
+)
+VIDEO = StrategySpace(
+    parameters=(
+        Parameter(name="steps", values=(2, 4), ordered=True),
+        Parameter(name="vae", values=("stream", "async"), lossy=False),
+        Parameter(name="ranks", values=(1, 2), ordered=True, lossy=False),
+    )
+)
+
+
+@pytest.mark.parametrize("space", [KV, VIDEO])
+def test_every_configuration_is_its_lossy_part_with_its_variant(space: StrategySpace) -> None:
+    for lossy in space.enumerate(lossy_only=True):
+        wholes = space.coders(lossy)
+        names = [variant_name(space, whole) for whole in wholes]
+        assert len(set(names)) == len(names) > 1
+        assert [with_variant(lossy, name) for name in names] == list(wholes)
+
+
+def test_a_coder_is_its_own_name_and_other_parameters_are_spelt_out() -> None:
+    assert variant_name(KV, Configuration({"quantise": "nvfp4", "code": "entropy"})) == "entropy"
+    assert variant_name(VIDEO, Configuration({"steps": 4, "vae": "async", "ranks": 2})) == '{"ranks":2,"vae":"async"}'
+
+
+def test_a_space_without_lossless_parameters_has_no_variants() -> None:
+    space = StrategySpace(parameters=(Parameter(name="steps", values=(2, 4)),))
+    assert variant_name(space, Configuration({"steps": 2})) == ""
+
+
+def test_what_is_no_variant_is_refused() -> None:
+    with pytest.raises(FieldError):
+        with_variant(Configuration({"steps": 2}), '{"vae":')
