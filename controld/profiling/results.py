@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from controld.candidates.distill import distill
 from controld.candidates.measurement import TrialMeasurement
@@ -33,11 +34,30 @@ def measurement(study: Study, trial: Trial) -> TrialMeasurement:
     )
 
 
-def records_of(studies: Iterable[Study], measured: Study, trial: Trial) -> list[ProfileRecord]:
-    """The rows that a measured trial adds or changes, see `profiles_of` and `video_profiles_of`."""
-    if measured.is_video:
-        return video_records(video_profiles_of(studies, measured, trial))
-    return [profile_record(profile) for profile in profiles_of(studies, measured, trial)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What a measured trial changes in the store.
+
+    Args:
+        own: of its lossy part.
+        siblings: of other parts of which it says something, too; those that are not stored any more stay away.
+    """
+
+    own: tuple[ProfileRecord, ...]
+    siblings: tuple[ProfileRecord, ...] = ()
+
+
+def rows_of(studies: Iterable[Study], measured: Study, trial: Trial) -> Rows:
+    """See `profiles_of` and `video_profiles_of`."""
+    if not measured.is_video:
+        return Rows(own=tuple(profile_record(profile) for profile in profiles_of(studies, measured, trial)))
+    found = video_profiles_of(studies, measured, trial)
+    lossy = trial.task.lossy.items()
+    own = [profile for profile in found if lossy <= profile.configuration.items()]
+    return Rows(
+        own=tuple(video_records(own)),
+        siblings=tuple(video_records([profile for profile in found if profile not in own])),
+    )
 
 
 def profiles_of(studies: Iterable[Study], measured: Study, trial: Trial) -> tuple[Profile, ...]:

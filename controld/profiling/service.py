@@ -30,7 +30,7 @@ from controld.profiling.errors import StudyRefusedError
 from controld.profiling.grid import curated_grid
 from controld.profiling.profilers import Profiler, TrialFleet, choose_profiler, profilers_among
 from controld.profiling.request import VIDEO_DEFAULTS, Method, StudyRequest
-from controld.profiling.results import records_of
+from controld.profiling.results import rows_of
 from controld.profiling.review import keep_reviewing
 from controld.profiling.search_process import Search, SearchProcess
 from controld.profiling.searching import searched_space
@@ -272,12 +272,22 @@ class StudyService:
         if ended.state is TrialState.MEASURED:
             whole = study.with_trial(ended)
             others = [one for one in self._book.all() if one.study_id != study.study_id]
-            records = records_of([*others, whole], whole, ended)
+            records = await self._rows_to_store([*others, whole], whole, ended)
             await self._store.profiles.upsert(records)
         await self._store_end(ended)
         self._book.replace(study.with_trial(ended))
         if records:
             self._on_profiles()
+
+    async def _rows_to_store(self, studies: Sequence[Study], measured: Study, trial: Trial) -> list[ProfileRecord]:
+        rows = rows_of(studies, measured, trial)
+        if not rows.siblings:
+            return list(rows.own)
+        stored = await self._store.profiles.list(
+            model_fingerprint=measured.model_fingerprint, workload=trial.task.workload
+        )
+        here = {record.key for record in stored}
+        return [*rows.own, *(record for record in rows.siblings if record.key in here)]
 
     async def _give_up(self, key: TrialKey, reason: str, spent_s: float) -> None:
         study = self._book.find(key[0])

@@ -155,6 +155,19 @@ async def test_equal_passes_get_the_time_of_the_least_disturbed(video: Any) -> N
     assert {profile.forward_s for profile in await profiles(video)} == {0.02}
 
 
+async def test_what_was_deleted_does_not_come_back_with_another_number_of_steps(video: Any) -> None:
+    await video.service.begin(REQUEST)
+    await video.review()
+    agent_id, task = video.fleet.requests.pop(0)
+    await video.service.on_trial_result(video.session(agent_id, **WORKER), outcome_of(task))
+    deleted = {record.key for record in await video.store.profiles.list()}
+    assert await video.store.profiles.delete(list(deleted)) == 2
+    await answer(video)
+    left = await profiles(video)
+    assert len(left) == 22
+    assert (4, "bf16", 15) not in {(p.steps, p.configuration["kv"], p.configuration["window"]) for p in left}
+
+
 async def test_a_clip_measured_twice_counts_once_and_the_worst_length_counts(video: Any) -> None:
     for _ in range(2):
         await video.service.begin({**REQUEST, "segments": 2, "lengths": [1, 4]})
