@@ -3,10 +3,10 @@
     python benchmarks/longlive.py [--quick] [--sessions N] [--parts decoding,...] [--out build/benchmarks/longlive.json]
 
 Parts, each with a table: `decoding` (a clip in the three modes against max(DiT, VAE); and with a decoder that is
-slower than the transformer, where the bounded queue holds denoising back), `history` (KV bytes), `quality` (losses on
-held-out prompts, compared session by session), `front` (of loss, processor time and bytes), `ranks` (1, 2 and 4
-processes), `published` (the controller on others' published figures of the real LongLive-2.0: nothing that was measured
-is in its table).
+slower than the transformer, where the bounded queue holds denoising back), `history` (KV bytes; with two windows, and a
+chunk's time), `quality` (losses on held-out prompts, compared session by session), `front` (of loss, processor time and
+bytes), `ranks` (1, 2 and 4 processes), `published` (the controller on others' published figures of the real
+LongLive-2.0: nothing that was measured is in its table).
 
 All else is measured on this machine's CPU, one torch thread for the transformer and one for the decoder. Formats below
 bf16 are emulated: their bytes and losses are theirs, their times are not. `--quick` takes fewer sessions and settings
@@ -52,7 +52,9 @@ from longlive_report import (
     show_published,
     show_quality,
     show_ranks,
+    show_windows,
 )
+from longlive_windows import measure_windows
 from rich.console import Console
 from rich.progress import track
 
@@ -160,7 +162,9 @@ def main() -> int:
         decoding_part(report, checkpoint, console, quick=quick)
     if "history" in parts:
         report["history"] = measure_history_bytes(checkpoint)
+        report["history"]["windows"] = measure_windows(8 if quick else 40, checkpoint)
         show_history(report["history"], console)
+        show_windows(report["history"]["windows"], console)
     if "quality" in parts:
         quality_part(report, checkpoint, sessions, console, quick=quick)
     if "front" in parts:

@@ -41,6 +41,24 @@ def show_history(found: Mapping[str, Any], console: Console) -> None:
     console.print(table)
 
 
+def show_windows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Each precision with each window."""
+    table = Table(
+        "history", "latent frames", "bytes of a full window", "bf16 over it", "ms a chunk", "of it reading history", "",
+        title="Windows: bytes, and one thread's processor time",
+        caption="reading was measured by itself; an emulated time is the emulation's, no speed",
+    )  # fmt: skip
+    wide = {row["window"]: row["kv_bytes"] for row in rows if not row["is_emulated"]}
+    for row in rows:
+        share = row["reading_s"] / row["chunk_s"]
+        table.add_row(
+            row["name"], str(row["window"]), f"{row['kv_bytes']:,}", f"{wide[row['window']] / row['kv_bytes']:.2f}",
+            f"{row['chunk_s'] * 1e3:.1f}", f"{row['reading_s'] * 1e3:.2f} ms, {share:.0%}",
+            EMULATED if row["is_emulated"] else "",
+        )  # fmt: skip
+    console.print(table)
+
+
 def show_quality(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Every setting by itself."""
     table = Table(

@@ -13,7 +13,7 @@ Every format is a pair of pure torch functions, the same source for every device
 - `stochastic`: NVFP4 that is right on average; `hadamard16`: the transform of 16 that goes with it in training (both a
   library: no plane uses them);
 - `code_layout`: two codes to a byte, and block scales where tensor cores read them;
-- `fp8_rows`: e4m3 with a float32 scale per row;
+- `fp8_rows`: e4m3 with a float32 scale per row or per tensor, by `native` kernels likewise;
 - `packing`: several small symbols in one byte, mixed radix;
 - `bounds`: how far each format may land from its input.
 

@@ -15,6 +15,7 @@ from dataplanes.numerics.code_layout import pack_codes, unpack_codes
 from dataplanes.numerics.fp8 import LARGEST as LARGEST_BLOCK_SCALE
 from dataplanes.numerics.native import nvfp4_kernels
 from dataplanes.numerics.nvfp4 import BlockRule, Tile
+from dataplanes.numerics.output import require_output
 
 LARGEST_SCALE_4OVER6 = 256.0
 """What block scales reach with 4over6: one and a half times as much still fits e4m3."""
@@ -79,12 +80,22 @@ class NVFP4Tensor:
 
     def dequantise(self, dtype: torch.dtype = torch.float32, *, use_native: bool = True) -> Tensor:
         """The values, of the input's shape; rounded once from float32 to `dtype`."""
-        if use_native and nvfp4_kernels.gives(self.packed.device, dtype):
-            values = nvfp4_kernels.decode(self.packed, self.block_scales, self.peak, self.largest_scale, dtype)
-            return values.view(self.shape)
+        out = torch.empty(self.shape, dtype=dtype, device=self.packed.device)
+        return self.dequantise_into(out, use_native=use_native)
+
+    def dequantise_into(self, out: Tensor, *, use_native: bool = True) -> Tensor:
+        """Write the values into `out` and return it, see `dequantise`.
+
+        Raises:
+            ValueError: `out` is not contiguous, or not of the input's shape and the codes' device.
+        """
+        require_output(out, self.shape, self.packed.device)
+        if use_native and nvfp4_kernels.gives(out.device, out.dtype):
+            nvfp4_kernels.decode(self.packed, self.block_scales, self.peak, self.largest_scale, out)
+            return out
         codes = unpack_codes(self.packed)
         values = nvfp4.dequantise_by_peak(codes, self.block_scales, self.peak, largest_scale=self.largest_scale)
-        return values.to(dtype).view(self.shape)
+        return out.copy_(values.view(self.shape))
 
     def units(self, *, use_native: bool = True) -> Tensor:
         """Codes' values times their block scales, exact in float32, `[rows, n]`: whole multiples of 2**-10 up to 2688.
@@ -92,7 +103,9 @@ class NVFP4Tensor:
         Times `unit` they are the values.
         """
         if use_native and nvfp4_kernels.gives(self.packed.device, torch.float32):
-            return nvfp4_kernels.decode(self.packed, self.block_scales, None, self.largest_scale, torch.float32)
+            values = torch.empty(self.packed.shape[0], 2 * self.packed.shape[1])
+            nvfp4_kernels.decode(self.packed, self.block_scales, None, self.largest_scale, values)
+            return values
         sizes = nvfp4.code_values(self.packed.device)[unpack_codes(self.packed).int()]
         scales = self.block_scales.view(torch.float8_e4m3fn).float()
         return (nvfp4.as_blocks(sizes) * scales[..., None]).flatten(-2)

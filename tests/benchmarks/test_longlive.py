@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataplanes.longlive.reference.quality import Quality, SegmentLoss
-from dataplanes.longlive.reference.setting import SPACE
+from dataplanes.longlive.reference.setting import FULL, SPACE
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -25,6 +25,7 @@ import longlive_decoding  # noqa: E402
 import longlive_front  # noqa: E402
 import longlive_published  # noqa: E402
 import longlive_quality  # noqa: E402
+import longlive_windows  # noqa: E402
 from longlive_decoding import Film  # noqa: E402
 from longlive_front import Point, front  # noqa: E402
 from longlive_quality import Difference  # noqa: E402
@@ -176,6 +177,27 @@ def test_history_in_nvfp4_takes_what_its_format_says() -> None:
     assert ratio["KV nvfp4 smooth"] < ratio["KV nvfp4"]
 
 
+def test_windows_differ_in_the_window_and_the_history_alone() -> None:
+    found = longlive_windows.windows()
+    assert len(found) == 6
+    for (name, window), configuration in found.items():
+        SPACE.validate(configuration)
+        assert configuration["window"] == window
+        assert configuration["kv"] == name.removeprefix("KV ")
+    assert len({tuple(one[key] for key in FULL if key not in ("window", "kv")) for one in found.values()}) == 1
+
+
+@pytest.mark.slow
+def test_a_window_of_15_holds_and_reads_twice_that_of_9() -> None:
+    rows = {(row["name"], row["window"]): row for row in longlive_windows.measure_windows(3, "untrained")}
+    assert set(rows) == set(longlive_windows.windows())
+    for name in longlive_windows.FORMATS:
+        assert rows[name, 15]["kv_bytes"] == 2 * rows[name, 9]["kv_bytes"] > 0
+    assert all(0 < row["reading_s"] < row["chunk_s"] for row in rows.values())
+    # Four earlier chunks against two, and the one that is made.
+    assert rows["KV nvfp4", 15]["reading_s"] > 1.2 * rows["KV nvfp4", 9]["reading_s"]
+
+
 @pytest.mark.slow
 def test_the_quick_benchmark_runs_and_its_last_line_parses(tmp_path: Path) -> None:
     out = tmp_path / "longlive.json"
@@ -188,6 +210,7 @@ def test_the_quick_benchmark_runs_and_its_last_line_parses(tmp_path: Path) -> No
     report = json.loads(out.read_text())
     assert [row["float64_bits_equal"] for row in report["ranks"]] == [True, True]
     assert report["ranks"][1]["sent_bytes_per_chunk"] > 0
+    assert {row["window"] for row in report["history"]["windows"]} == {9, 15}
     assert any(row["on_front"] for row in report["front"])
     assert out.with_suffix(".svg").stat().st_size > 0
     measured, published = done.stdout.split("PUBLISHED FIGURES")

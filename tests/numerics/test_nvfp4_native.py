@@ -95,6 +95,23 @@ def test_any_strides_and_what_kernels_do_not_take() -> None:
         NVFP4Tensor.quantise(torch.zeros(2, 20))
 
 
+def test_values_are_written_where_they_are_wanted_and_nowhere_else() -> None:
+    x = torch.randn(6, 2, 48)
+    held = NVFP4Tensor.quantise(x)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        out = torch.full((3, *x.shape), 7.0, dtype=dtype)
+        held.dequantise_into(out[1])
+        assert torch.equal(out[1], held.dequantise(use_native=False).to(dtype))
+        assert bool((out[[0, 2]] == 7.0).all())
+
+
+def test_an_output_that_does_not_fit_is_refused() -> None:
+    held = NVFP4Tensor.quantise(torch.randn(6, 2, 48))
+    for out in (torch.empty(6, 2, 32), torch.empty(2, 6, 48), torch.empty(6, 2, 96)[..., ::2]):
+        with pytest.raises(ValueError, match="out: "):
+            held.dequantise_into(out)
+
+
 def test_without_a_compiler_the_reference_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     x = TENSORS["gaussian"]
     expected = NVFP4Tensor.quantise(x)

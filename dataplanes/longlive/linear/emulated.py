@@ -152,7 +152,7 @@ def by_definition(x: Tensor, weight: Tensor, bias: Tensor, precision: LinearPrec
 
 def _dequantised(x: Tensor, stored: Precision, rule: BlockRule, *, per_row: bool) -> Tensor:
     if stored is Precision.FP8:
-        return FP8Rows.quantise(x).dequantise().double()
+        return FP8Rows.quantise(x, use_native=False).dequantise(use_native=False).double()
     if stored is Precision.NVFP4:
         held = NVFP4Tensor.quantise(x, rule, per_row=per_row, use_native=False)
         return held.dequantise(use_native=False).double()

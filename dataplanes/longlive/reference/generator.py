@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -132,12 +131,13 @@ class Generator:
         sent_before = self._exchange.sent_bytes
         frames = self.shape.chunk_latents
         tokens = self._mine(to_tokens(noise(seed, place.chunk, frames).to(self._dtype)))
+        angles = self._angles(session_id, place)
         seconds = []
         levels = flow.levels(steps)
         for level, next_level in itertools.pairwise(levels):
             begin = time.perf_counter()
             tokens = flow.denoise_step(
-                tokens, level, next_level, lambda x, at: self._velocity(session_id, x, at, prompt, place, None)
+                tokens, level, next_level, lambda x, at: self._velocity(session_id, x, at, prompt, angles, None)
             )
             seconds.append(time.perf_counter() - begin)
         latents = from_tokens(self._exchange.gather_tokens(tokens), frames)
@@ -162,7 +162,8 @@ class Generator:
             Signal to noise of what was stored, in dB; None where nothing was lost.
         """
         written: list[tuple[Tensor, Tensor]] = []
-        self._velocity(session_id, self._mine(to_tokens(latents.to(self._dtype))), 0.0, prompt, place, written)
+        tokens = self._mine(to_tokens(latents.to(self._dtype)))
+        self._velocity(session_id, tokens, 0.0, prompt, self._angles(session_id, place), written)
         keys, values = zip(*written, strict=True)
         entry = self._caches[session_id].append(keys, values, place)
         return signal_to_noise_db([*keys, *values], [*entry.keys, *entry.values])
@@ -175,25 +176,27 @@ class Generator:
         """This rank's share of a chunk's tokens."""
         return tokens.chunk(self._exchange.ranks)[self._exchange.rank]
 
+    def _angles(self, session_id: str, place: ChunkPlace) -> tuple[Tensor, Tensor]:
+        """Rotary positions of the history and the chunk after it: the same in all passes of that chunk."""
+        return rotary_angles(self._caches[session_id].times(place.shot).to(self._dtype), self.shape.head_dim)
+
     def _velocity(
         self,
         session_id: str,
         tokens: Tensor,
         level: float,
         prompt: Prompt,
-        place: ChunkPlace,
+        angles: tuple[Tensor, Tensor],
         written: list[tuple[Tensor, Tensor]] | None,
     ) -> Tensor:
         """One forward pass of this rank's tokens; `written` receives each layer's keys and values."""
         cache = self._caches[session_id]
-        cosines, sines = rotary_angles(cache.times(place.shot).to(self._dtype), self.shape.head_dim)
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             query, key, value = self._exchange.to_heads(torch.cat([query, key, value]))
             if written is not None:
                 written.append((key, value))
-            old_keys, old_values = cache.read(layer, self._dtype)
-            seen = _attention(query, [*old_keys, key], [*old_values, value], cosines, sines)
+            seen = _attention(query, *cache.read(layer, key, value), *angles)
             return self._exchange.to_tokens(seen[None])
 
         words = prompt_words(prompt)[None, None]
@@ -209,12 +212,9 @@ def noise(seed: int, chunk: int, frames: int) -> Tensor:
     return torch.randn(frames, LATENT_CHANNELS, LATENT_SIZE, LATENT_SIZE, generator=source)
 
 
-def _attention(
-    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], cosines: Tensor, sines: Tensor
-) -> Tensor:
+def _attention(query: Tensor, keys: Tensor, values: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Of the last tokens over all, `[tokens, heads, head_dim]`."""
     count = query.shape[0]
     turned = rotate(query, cosines[-count:], sines[-count:])
-    all_keys = rotate(torch.cat(list(keys)), cosines, sines)
-    asked, looked_at, given = (x.transpose(0, 1)[None] for x in (turned, all_keys, torch.cat(list(values))))
+    asked, looked_at, given = (x.transpose(0, 1)[None] for x in (turned, rotate(keys, cosines, sines), values))
     return functional.scaled_dot_product_attention(asked, looked_at, given)[0].transpose(0, 1)

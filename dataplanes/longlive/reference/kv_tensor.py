@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dataplanes.numerics.fp8 import LARGEST as FP8_LARGEST
+from dataplanes.numerics.fp8_rows import FP8Rows
 from dataplanes.numerics.nvfp4 import BLOCK, BlockRule
 from dataplanes.numerics.nvfp4_tensor import NVFP4Tensor
 
@@ -56,28 +57,30 @@ class KvTensor:
 
     Args:
         data: bfloat16 (or what a test of exactness stores), e4m3, or NVFP4.
-        scale: of e4m3, float32 `[1]`.
-        mean: what was subtracted, `[1, heads, head_dim]`.
+        mean: what was subtracted, bfloat16 `[1, heads, head_dim]`.
     """
 
-    data: Tensor | NVFP4Tensor
-    scale: Tensor | None = None
+    data: Tensor | FP8Rows | NVFP4Tensor
     mean: Tensor | None = None
 
     @property
     def bytes(self) -> int:
         """What it takes in memory."""
-        return sum(held.nbytes for held in (self.data, self.scale, self.mean) if held is not None)
+        return self.data.nbytes + (0 if self.mean is None else self.mean.nbytes)
 
     def decode(self, dtype: torch.dtype) -> Tensor:
-        """`[tokens, heads, head_dim]` in `dtype`."""
-        if isinstance(self.data, NVFP4Tensor):
-            values = self.data.dequantise()
-        elif self.scale is not None:
-            values = self.data.float() * self.scale
-        else:
-            return self.data.to(dtype)
-        return (values if self.mean is None else values + self.mean.float()).to(dtype)
+        """`[tokens, heads, head_dim]` in `dtype`, a tensor of its own."""
+        return self.decode_into(torch.empty(self.data.shape, dtype=dtype))
+
+    def decode_into(self, out: Tensor) -> Tensor:
+        """Write what `decode` gives into a contiguous `[tokens, heads, head_dim]`, and return it."""
+        if isinstance(self.data, Tensor):
+            return out.copy_(self.data)
+        if self.mean is None:
+            return self.data.dequantise_into(out)
+        values = out if out.dtype is torch.float32 else torch.empty_like(out, dtype=torch.float32)
+        self.data.dequantise_into(values).add_(self.mean)
+        return values if values is out else out.copy_(values)
 
 
 def encode(x: Tensor, rule: KvRule, *, is_key: bool, agree: AgreeOnPeak) -> KvTensor:
@@ -98,9 +101,7 @@ def encode(x: Tensor, rule: KvRule, *, is_key: bool, agree: AgreeOnPeak) -> KvTe
     peak = agree(values.abs().amax().view(1)).clamp_min(_SMALLEST_PEAK)
     if rule.format is KvFormat.NVFP4:
         return KvTensor(data=NVFP4Tensor.quantise(values, rule.block_rule, peak=peak), mean=mean)
-    scale = peak / FP8_LARGEST
-    codes = (values / scale).clamp(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn)
-    return KvTensor(data=codes, scale=scale, mean=mean)
+    return KvTensor(data=FP8Rows.quantise(values, scale=peak / FP8_LARGEST), mean=mean)
 
 
 def stored_bytes(tokens: int, dim: int, rule: KvRule, *, is_key: bool) -> int:

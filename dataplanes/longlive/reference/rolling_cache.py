@@ -151,11 +151,23 @@ class RollingCache:
         self._evict()
         return entry
 
-    def read(self, layer: int, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
-        """Decoded keys and values of a layer, one tensor for each entry."""
+    def read(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values that a layer looks at: the history's, decoded, and then the next chunk's own.
+
+        Each forward pass decodes anew: what would be kept between passes is wider than bf16, which a precision below
+        it is there to save.
+
+        Args:
+            layer: whose.
+            key: of the next chunk, `[tokens, heads, head_dim]`.
+            value: the same.
+
+        Returns:
+            Both `[all tokens, heads, head_dim]`, in the type of what was given.
+        """
         return (
-            [entry.keys[layer].decode(dtype) for entry in self._entries],
-            [entry.values[layer].decode(dtype) for entry in self._entries],
+            _after_history([entry.keys[layer] for entry in self._entries], key),
+            _after_history([entry.values[layer] for entry in self._entries], value),
         )
 
     def times(self, shot: int) -> Tensor:
@@ -175,6 +187,15 @@ class RollingCache:
     def _evict(self) -> None:
         kept = set(kept_chunks(self._next_chunk, self._limits, self._pinned))
         self._entries = [entry for entry in self._entries if entry.chunk in kept]
+
+
+def _after_history(stored: Sequence[KvTensor], own: Tensor) -> Tensor:
+    """Chunks are of one size, so that each is decoded where it belongs."""
+    whole = own.new_empty(len(stored) + 1, *own.shape)
+    for place, tensor in enumerate(stored):
+        tensor.decode_into(whole[place])
+    whole[-1] = own
+    return whole.flatten(0, 1)
 
 
 def signal_to_noise_db(written: Sequence[Tensor], stored: Sequence[KvTensor]) -> float | None:

@@ -84,20 +84,17 @@ def encode(rows: Tensor, peak: Tensor, rule: BlockRule, largest_scale: float) ->
     return packed, block_scales
 
 
-def decode(
-    packed: Tensor, block_scales: Tensor, peak: Tensor | None, largest_scale: float, dtype: torch.dtype
-) -> Tensor:
-    """The bits of `nvfp4.dequantise_by_peak`, rounded to `dtype`: `[rows, n]`.
+def decode(packed: Tensor, block_scales: Tensor, peak: Tensor | None, largest_scale: float, out: Tensor) -> None:
+    """Write the bits of `nvfp4.dequantise_by_peak`, rounded to the type of `out`.
 
     Args:
         packed: contiguous uint8 `[rows, n / 2]`.
         block_scales: contiguous uint8 `[rows, n / 16]`.
         peak: contiguous float32 `[1]` or `[rows, 1]`; None: codes' values times block scales alone.
         largest_scale: as for `encode`.
-        dtype: float32 or bfloat16.
+        out: contiguous float32 or bfloat16, rows * n elements.
     """
     count, length = packed.shape[0], 2 * packed.shape[1]
-    out = torch.empty(count, length, dtype=dtype)
     _library().nvfp4_decode(
         packed.data_ptr(),
         block_scales.data_ptr(),
@@ -106,10 +103,9 @@ def decode(
         None if peak is None else peak.data_ptr(),
         0 if peak is None else _stride(peak),
         largest_scale,
-        _DTYPES[dtype],
+        _DTYPES[out.dtype],
         out.data_ptr(),
     )
-    return out
 
 
 def _stride(peak: Tensor) -> int:

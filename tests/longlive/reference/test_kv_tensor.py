@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from dataplanes.longlive.reference.kv_tensor import KvFormat, KvRule, encode, stored_bytes
+from dataplanes.longlive.reference.kv_tensor import KvFormat, KvRule, KvTensor, encode, stored_bytes
+from dataplanes.numerics.native import fp8_kernels, nvfp4_kernels
 from dataplanes.numerics.nvfp4 import BlockRule
 
 
@@ -64,3 +65,82 @@ def test_an_empty_chunk_stays_zero() -> None:
     for format_ in KvFormat:
         stored = encode(torch.zeros(48, 4, 32), KvRule(format=format_), is_key=True, agree=_same)
         assert not bool(stored.decode(torch.float32).any())
+
+
+RULES = {
+    "fp8": KvRule(format=KvFormat.FP8),
+    "fp8 smooth": KvRule(format=KvFormat.FP8, smooth=True),
+    "nvfp4": KvRule(format=KvFormat.NVFP4),
+    "nvfp4 smooth": KvRule(format=KvFormat.NVFP4, smooth=True),
+    "nvfp4 4over6 smooth": KvRule(format=KvFormat.NVFP4, block_rule=BlockRule.FOUR_OVER_SIX, smooth=True),
+}
+
+
+def _stress() -> dict[str, torch.Tensor]:
+    keys, falling = _keys(offset=8.0), 2.0 ** -torch.arange(32.0)
+    return {
+        "keys": keys,
+        "other shape": torch.randn(7, 3, 80, generator=torch.Generator().manual_seed(5)),
+        "heads of another order": keys.transpose(0, 1)[:, :40],
+        "outliers": torch.where(_keys() > 2.5, 1000 * _keys(), _keys()),
+        "falling": keys * falling,
+        "one number": torch.zeros(48, 4, 32).index_fill_(0, torch.tensor([3]), -1e-30),
+        "tiny": keys * 1e-38,
+        "large": keys * 2.0**80,
+        "halves": torch.randint(-12, 13, (48, 4, 32), generator=torch.Generator().manual_seed(6)) / 2,
+        "zero": torch.zeros(48, 4, 32),
+    }
+
+
+STRESS = _stress()
+
+
+def _without_kernels(patch: pytest.MonkeyPatch) -> None:
+    for kernels in (nvfp4_kernels, fp8_kernels):
+        patch.setattr(kernels, "load_library", lambda: None)
+
+
+@pytest.mark.skipif(nvfp4_kernels.load_library() is None, reason="no C compiler on this machine")
+@pytest.mark.parametrize("name", STRESS)
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_kernels_store_and_read_the_bits_of_torch(
+    name: str, rule: KvRule, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = STRESS[name]
+    # A rank sees the peak of all heads, which may not be its own.
+    mine = x[:, : x.shape[1] // ranks]
+
+    def agree(peak: torch.Tensor) -> torch.Tensor:
+        return torch.maximum(peak, 3 * x.abs().max().view(1)) if ranks > 1 else peak
+
+    fast = encode(mine, rule, is_key=True, agree=agree)
+    decoded = {dtype: fast.decode(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float64)}
+    _without_kernels(monkeypatch)
+    slow = encode(mine, rule, is_key=True, agree=agree)
+    assert _held(fast) == _held(slow)
+    assert fast.bytes == slow.bytes
+    for dtype, values in decoded.items():
+        assert values.shape == mine.shape and values.dtype is dtype
+        assert _bytes(values) == _bytes(slow.decode(dtype)), dtype
+
+
+def _held(tensor: KvTensor) -> list[bytes]:
+    assert not isinstance(tensor.data, torch.Tensor)
+    parts = (getattr(tensor.data, name, None) for name in ("codes", "scale", "packed", "block_scales", "peak"))
+    return [_bytes(part) for part in (*parts, tensor.mean) if part is not None]
+
+
+def _bytes(x: torch.Tensor) -> bytes:
+    """A negative zero is no zero."""
+    return x.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("rule", [KvRule(), *RULES.values()], ids=["bf16", *RULES])
+def test_what_is_read_in_place_is_what_is_read(rule: KvRule) -> None:
+    stored = encode(_keys(), rule, is_key=True, agree=_same)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        out = torch.full((3, 48, 4, 32), 7.0, dtype=dtype)
+        stored.decode_into(out[1])
+        assert torch.equal(out[1], stored.decode(dtype))
+        assert bool((out[[0, 2]] == 7.0).all())

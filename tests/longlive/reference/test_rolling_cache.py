@@ -10,6 +10,7 @@ from dataplanes.longlive.reference.checkpoint import full_transformer
 from dataplanes.longlive.reference.exchange import NoExchange
 from dataplanes.longlive.reference.generator import Generator, noise
 from dataplanes.longlive.reference.kv_tensor import KvFormat, KvRule
+from dataplanes.longlive.reference.live_bytes import LiveBytes
 from dataplanes.longlive.reference.model import (
     CausalTransformer,
     ModelShape,
@@ -21,6 +22,7 @@ from dataplanes.longlive.reference.model import (
 )
 from dataplanes.longlive.reference.rolling_cache import CacheLimits, ChunkPlace, RollingCache, kept_chunks
 from dataplanes.longlive.reference.shapes import Prompt
+from dataplanes.numerics.native import fp8_kernels, nvfp4_kernels
 
 TINY = ModelShape(dim=64, heads=4, layers=2, feed_forward=64)
 EXACT = KvRule(plain_dtype=torch.float64)
@@ -147,3 +149,57 @@ def test_another_precision_keeps_the_chunks_and_changes_their_bytes() -> None:
     cache.convert(KvRule(format=KvFormat.NVFP4))
     assert [entry.chunk for entry in cache.entries] == [0]
     assert 3.5 < plain / cache.bytes < 3.56
+
+
+STORED = [KvRule(), KvRule(format=KvFormat.FP8), KvRule(format=KvFormat.NVFP4, smooth=True), EXACT]
+
+
+@pytest.mark.parametrize("rule", STORED, ids=lambda rule: rule.format.value)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_layer_looks_at_its_history_in_order_and_then_at_itself(rule: KvRule, dtype: torch.dtype) -> None:
+    cache, source = RollingCache(CacheLimits(window=4, sink=1, pins_shot=False), rule, 3, lambda x: x), _source()
+    for chunk in range(6):
+        keys, values = ([torch.randn(48, 4, 32, generator=source) for _ in range(2)] for _ in range(2))
+        cache.append(keys, values, ChunkPlace(chunk=chunk))
+    key, value = (torch.randn(48, 4, 32, generator=source, dtype=dtype) for _ in range(2))
+    for layer in range(2):
+        # Other strides than a new tensor's, as they come from other ranks.
+        found = cache.read(layer, key.transpose(0, 1).contiguous().transpose(0, 1), value)
+        expected = (
+            torch.cat([*(entry.keys[layer].decode(dtype) for entry in cache.entries), key]),
+            torch.cat([*(entry.values[layer].decode(dtype) for entry in cache.entries), value]),
+        )
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_reading_holds_what_it_returns_and_leaves_nothing_behind() -> None:
+    rule = KvRule(format=KvFormat.NVFP4)
+    cache, source = RollingCache(CacheLimits(window=4, sink=1, pins_shot=False), rule, 3, lambda x: x), _source()
+    one = torch.randn(48, 4, 32, generator=source)
+    for chunk in range(6):
+        cache.append([one], [one], ChunkPlace(chunk=chunk))
+    held = cache.bytes
+    with LiveBytes() as live:
+        found = cache.read(0, one, one)
+        assert live.peak_bytes == sum(tensor.nbytes for tensor in found) == 2 * 4 * one.nbytes
+        del found
+        assert live.now_bytes == 0
+    assert cache.bytes == held
+
+
+@pytest.mark.skipif(nvfp4_kernels.load_library() is None, reason="no C compiler on this machine")
+@pytest.mark.parametrize("format_", [KvFormat.FP8, KvFormat.NVFP4])
+def test_a_clip_is_the_same_with_and_without_kernels(format_: KvFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> list[Tensor]:
+        generator = Generator(full_transformer("untrained", TINY), NoExchange())
+        generator.open("a", ALL_LIMITS[-1], KvRule(format=format_, smooth=True))
+        return [generator.make("a", _place(chunk), PROMPT, 0, 1).latents for chunk in range(6)]
+
+    fast = make()
+    for kernels in (nvfp4_kernels, fp8_kernels):
+        monkeypatch.setattr(kernels, "load_library", lambda: None)
+    assert all(torch.equal(*pair) for pair in zip(fast, make(), strict=True))
+
+
+def _source() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
