@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -283,26 +282,44 @@ class WorkerEngine:
                 del self._sessions[session_id]
                 continue
             session.waiting = (*session.waiting, frames)
-        refused: Mapping[str, str] = {}
         setting = waiting.setting
+
+        def answer(refusal: EngineError | None) -> Applied:
+            changed = sorted(name for name in {*before, *setting} if before.get(name) != setting.get(name))
+            return Applied(
+                version=waiting.version,
+                setting_id=(setting if refusal is None else before).config_id,
+                chunk=self._chunk,
+                transition=Transition.RESTART,
+                seconds=self._clock.monotonic_s() - started_s,
+                keeps_kv=False,
+                refused={} if refusal is None else dict.fromkeys(changed, str(refusal)),
+            )
+
         try:
             self._load_anew(spec, setting)
+        except WorkerDiedError as error:
+            # The owner loads again and must not be led into the same setting at once, so this is an answer to it.
+            error.applied = (answer(error),)
+            raise
         except EngineError as error:
-            names = {name for name in {*before, *setting} if before.get(name) != setting.get(name)}
-            refused = {name: str(error) for name in sorted(names)}
-            setting = before
-            self._load_anew(spec, before)
+            self._go_back(spec, before, answer(error))
+        else:
+            self._setting, self._restarted = setting, answer(None)
         self._reopen()
-        self._setting = setting
-        self._restarted = Applied(
-            version=waiting.version,
-            setting_id=setting.config_id,
-            chunk=self._chunk,
-            transition=Transition.RESTART,
-            seconds=self._clock.monotonic_s() - started_s,
-            keeps_kv=False,
-            refused=refused,
-        )
+
+    def _go_back(self, spec: LoadSpec, before: Configuration, refusal: Applied) -> None:
+        """The new setting cannot be loaded. Raises: WorkerDiedError: nor can the one before."""
+        try:
+            self._load_anew(spec, before)
+        except WorkerDiedError as error:
+            error.applied = (refusal,)
+            raise
+        except EngineError as error:
+            died = self._lose(error.message)
+            died.applied = (refusal,)
+            raise died from error
+        self._restarted = refusal
 
     def _load_anew(self, spec: LoadSpec, setting: Configuration) -> None:
         self._drop()
@@ -352,7 +369,7 @@ class WorkerEngine:
         try:
             return WorkerProcess(self._settings)
         except WorkerGoneError as error:
-            raise WorkerDiedError(error.message) from error
+            raise self._lose(error.message) from error
 
     def _call(self, method: str, *arguments: Any, deadline_s: float, **keywords: Any) -> Any:
         if self._process is None:
@@ -363,10 +380,15 @@ class WorkerEngine:
             # An engine that says so itself cannot go on in its process: a GPU's fault stays until the process ends.
             if error.code != "engine.worker_died":
                 raise
-            self.lost_sessions = tuple(sorted(self._sessions))
-            self._sessions.clear()
-            self._drop()
-            raise WorkerDiedError(error.message, lost_sessions=self.lost_sessions) from error
+            raise self._lose(error.message) from error
+
+    def _lose(self, message: str) -> WorkerDiedError:
+        """The worker is gone with its sessions; those of an earlier one stay lost until something is loaded."""
+        lost = tuple(sorted(self._sessions))
+        self.lost_sessions = lost or self.lost_sessions
+        self._sessions.clear()
+        self._drop()
+        return WorkerDiedError(message, lost_sessions=lost)
 
     def _drop(self) -> None:
         if self._process is not None:
