@@ -254,7 +254,7 @@ def test_a_worker_killed_while_it_loads_for_a_restart_is_told_as_dead_and_a_load
     engine.apply(TWO, 7)
     killer = threading.Thread(target=lambda: os.kill(wait_for(tmp_path / "began")[0], signal.SIGKILL))
     killer.start()
-    with pytest.raises(WorkerDiedError, match="died during load: signal SIGKILL.*lost sessions: a") as caught:
+    with pytest.raises(WorkerDiedError, match=r"died during load: signal SIGKILL.*lost sessions: a") as caught:
         engine.step("a")
     killer.join()
     assert caught.value.lost_sessions == engine.lost_sessions == ("a",)

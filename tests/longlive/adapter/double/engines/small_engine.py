@@ -23,8 +23,8 @@ class SmallEngine:
     """Frames carry the process, so that a test sees who made them.
 
     Args:
-        fault: what goes wrong: exit, hang, child, oom, raise, device, chunk (the session is closed by itself), hang_load
-            (loading two ranks does not end), no_way_back (only the first process loads).
+        fault: what goes wrong: exit, hang, child, oom, raise, device, chunk (the session is closed by itself),
+            hang_load (loading two ranks does not end), no_way_back (only the first process loads).
         touches: file that says that it has begun to.
         keeps: not empty: it restarts its ranks by itself.
     """
