@@ -22,6 +22,9 @@ from controld.controller.video_text import rate_text, seconds_text, setting_labe
 from controld.controller.video_view import USUAL_SECONDS, USUAL_WINDOW_CHUNKS, EngineView, Steering, VideoGoal
 from controld.controller.video_weighing import Weighing, Worth
 
+_WORTH_SAYING = 1.005
+"""A memory that is above the profile's by less is not told of."""
+
 
 def decide_video(
     goals: Sequence[VideoGoal], profiles: Iterable[VideoProfile], engine: EngineView, steering: Steering | None = None
@@ -140,6 +143,7 @@ class _Arm:
             sessions=wanted.sessions,
             percentile=wanted.percentile,
             corrections=engine.corrections.get(self.id),
+            memory_factor=engine.memory_factors.get(self.id, 1.0),
         )
         facts = engine.facts
         if engine.in_force is None:
@@ -174,7 +178,9 @@ class _Arm:
         if limit is not None and seen.memory_bytes is None:
             self._out(Gate.MEMORY, None, limit, "its memory is not known, and there is a limit")
         elif limit is not None and seen.memory_bytes is not None and seen.memory_bytes > limit:
-            text = f"needs {size_text(seen.memory_bytes)} of {size_text(limit)}"
+            factor = engine.memory_factors.get(self.id, 1.0)
+            shown = f" (chunks showed {factor:.0%} of its profile's)" if factor > _WORTH_SAYING else ""
+            text = f"needs {size_text(seen.memory_bytes)} of {size_text(limit)}{shown}"
             self._out(Gate.MEMORY, seen.memory_bytes, limit, text)
         for gate, value, target, what in (
             (Gate.FPS, seen.fps_end_to_end, wanted.fps, "FPS end to end"),

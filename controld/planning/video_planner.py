@@ -314,6 +314,7 @@ class VideoPlanner:
             offered=fitting.offered,
             memory_limit_bytes=state.memory_limit_bytes,
             corrections=lessons.corrections(fitting.profiles, session.identity.hardware, now_unix_s),
+            memory_factors=lessons.memory_factors(fitting.profiles, now_unix_s),
             switch_seconds=dict(lessons.switch_seconds),
             keeps_kv=dict(lessons.keeps_kv),
             pins=lessons.pins.at(now_unix_s),

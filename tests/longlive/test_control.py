@@ -14,7 +14,8 @@ import pytest
 from controld.candidates.video_profile import Source, VideoMemory, VideoProfile
 from controld.contract.clock import ManualClock
 from controld.contract.configuration import Configuration
-from controld.contract.video import Applied, Transition
+from controld.contract.video import Applied, MemorySplit, Transition
+from controld.controller.video_plan import ArmPlan, VideoPlan
 from controld.fleet import FleetServer, Selector
 from controld.obs.metrics import Metrics
 from controld.planning import video_planner
@@ -71,6 +72,12 @@ async def eventually(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline_s, f"waited in vain until {what}"
         await asyncio.sleep(0.005)
+
+
+def _arm(plan: VideoPlan, of: Configuration) -> ArmPlan:
+    found = plan.arm(of.config_id)
+    assert found is not None
+    return found
 
 
 class House:
@@ -207,6 +214,31 @@ async def test_a_machine_that_is_slower_than_its_profile_is_believed(house: Hous
     seen = house.planner.plans()[SELECTOR, "e0"].arm(BEST.config_id)
     assert seen is not None
     assert seen.fps_end_to_end == pytest.approx(8 / 0.45, rel=0.1)
+
+
+async def test_a_memory_limit_that_the_profile_seemed_to_keep_is_broken_by_one_chunk_only(house: House) -> None:
+    # The profiles say 250 and 178 bytes.
+    house.double.memory = {
+        BEST.config_id: MemorySplit(weights_bytes=110, kv_bytes=120, activation_bytes=70),
+        SMALL.config_id: MemorySplit(weights_bytes=100, kv_bytes=28, activation_bytes=50),
+    }
+    house.open("a")
+    house.steered.limit_memory(260)
+    assert await house.round() == BEST
+    assert await house.rounds(2) == SMALL
+    plan = house.planner.plans()[SELECTOR, "e0"]
+    assert [r.text for r in _arm(plan, BEST).rejections] == [
+        "needs 300 B of 260 B (chunks showed 120% of its profile's)"
+    ]
+    assert _arm(plan, FAST).memory_bytes == 250, "the small one fits its profile, so the excess is not the engine's"
+    assert await house.rounds(12) == SMALL, "and it is not gone back to"
+    await house.planner.stop()
+    house.planner = house._planner()
+    await house.planner.restore()
+    assert await house.rounds(2) == SMALL, "nor by another daemon"
+    house.clock.advance(20 * 86400.0)
+    assert await house.round() == BEST, "after days it is tried again"
+    assert await house.rounds(2) == SMALL
 
 
 async def test_a_setting_that_the_engine_refuses_is_set_aside_with_its_reason(house: House) -> None:
