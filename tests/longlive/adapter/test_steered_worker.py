@@ -1,5 +1,7 @@
-"""What runs in production, but for the GPU and the real LongLive: a fleet server, the agent, the steered engine, and the
-adapter on the contract double in a worker process that is killed. NOT run on the real engine."""
+"""A fleet server, an agent, the steered engine, and the adapter on the contract double in a worker process: as in use.
+
+NOT run on the real engine.
+"""
 
 from __future__ import annotations
 
