@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,6 +33,21 @@ class ChunkRecord:
     latents: torch.Tensor | None = None
     end: Any = None
     pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenChunk:
+    """Latents that a call caches before it makes any.
+
+    Args:
+        frames: latent frames.
+        rope_offset: the temporal offset of its shot; LongLive itself caches all that is given as of the first one.
+        pins: it is the sink of its shot, which LongLive pins in chunks only that it makes.
+    """
+
+    frames: int
+    rope_offset: float
+    pins: bool
 
 
 @dataclass(slots=True)
@@ -112,6 +127,8 @@ class PipelineHooks:
         self.finished: deque[ChunkRecord] = deque()
         self.decoded: deque[Decoded] = deque()
         self.streams = False
+        self._given: deque[GivenChunk] = deque()
+        self._given_passes = 0
         self._decoding = threading.Condition()
         self._submitted = 0
         self._decoded_count = 0
@@ -140,8 +157,27 @@ class PipelineHooks:
         while self._undo:
             self._undo.pop()()
 
-    def begin_call(self, *, streams: bool) -> None:
-        """Forget the call before; `streams`: this one decodes as it goes."""
+    @property
+    def pins_shots(self) -> bool:
+        """Whether the first chunk of a shot is pinned as a further sink."""
+        return bool(self.pipe.multi_shot_sink and self.pipe.sink_size)
+
+    def pin(self, frames: int) -> bool:
+        """Pin the chunk that was cached last where shots are pinned; whether they are."""
+        if self.pins_shots:
+            for caches in (self.pipe.kv_cache_pos, self.pipe.kv_cache_neg):
+                if caches is not None:
+                    self.pipe._pin_current_chunk(caches, frames)
+        return self.pins_shots
+
+    def begin_call(self, *, streams: bool, history: Sequence[GivenChunk] = ()) -> None:
+        """Forget the call before.
+
+        Args:
+            streams: this one decodes as it goes.
+            history: of the latents that it is given.
+        """
+        self._given, self._given_passes = deque(history), 0
         self.record = None
         self.streams = streams
         self.prompts, self.raw_prompts = [], []
@@ -234,9 +270,10 @@ class PipelineHooks:
     def _before_forward(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         record = self.record
         if record is None:
+            if self._given:
+                self.pipe._dit_model.rope_temporal_offset = self._given[0].rope_offset
             return
-        passes = 1 if self.pipe.guidance_scale == 1.0 else 2
-        if len(record.forwards) == record.steps * passes:
+        if len(record.forwards) == record.steps * self._passes:
             # Behind the denoising steps comes the pass that caches the clean chunk.
             record.latents = keywords["noisy_image_or_video"]
         record.forwards.append((self.timeline.mark(), None))
@@ -245,6 +282,17 @@ class PipelineHooks:
         if self.record is not None:
             begin, _ = self.record.forwards[-1]
             self.record.forwards[-1] = (begin, self.timeline.mark())
+        elif self._given:
+            self._given_passes += 1
+            if self._given_passes == self._passes:
+                self._given_passes, given = 0, self._given.popleft()
+                if given.pins:
+                    self.pin(given.frames)
+
+    @property
+    def _passes(self) -> int:
+        """Forward passes for each one of a clip without guidance."""
+        return 1 if self.pipe.guidance_scale == 1.0 else 2
 
     def _on_decode(self, original: Callable[..., torch.Tensor], z: torch.Tensor, scale: Any) -> torch.Tensor:
         try:

@@ -89,3 +89,28 @@ def test_the_double_s_loop_and_longlive_s_make_the_same_frames(
     assert sum(map(len, real)) == 8 * 32 - 3
     assert [len(one) for one in real] == [len(one) for one in double]
     assert all(torch.equal(a, b) for a, b in zip(real, double, strict=True) if len(a))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_longlive_s_own_loop_has_the_sink_of_a_shot_pinned_again(make_engine: Make, real_loop_file: Path) -> None:
+    engine = make_engine(file=real_loop_file)
+    script = {1: "cut a street", 6: setting(multi_shot="yes", window=24)}
+    made: list[tuple[int, int]] = []
+
+    def watch(*_: object) -> None:
+        cache = engine._driver.pipe.kv_cache_pos[0]  # type: ignore[union-attr]
+        made.append((int(cache["pinned_start"]), int(cache["pinned_len"])))
+
+    engine.load(LoadSpec(checkpoint="", setting=setting(multi_shot="yes")))
+    engine._driver.pipe.generator.register_forward_pre_hook(watch)  # type: ignore[union-attr]
+    engine.open(SessionSpec(session_id="a", prompt="a cat", seed=3, chunks=7))
+    for number in range(7):
+        what = script.get(number)
+        if isinstance(what, str):
+            engine.push_prompt("a", what.removeprefix("cut "), scene_cut=True)
+        elif what is not None:
+            made.clear()
+            engine.apply(what, number)
+        assert not any(one.refused for one in engine.step("a").applied)
+    # Two chunks are given, the second of them is pinned before the five passes of the chunk that is made.
+    assert made == [(-1, 0)] * 2 + [(8 * 4, 8 * 4)] * 5
