@@ -22,6 +22,7 @@ from dataplanes.longlive.adapter.deployment import Deployment
 from dataplanes.longlive.adapter.hardware import Hardware
 from dataplanes.longlive.adapter.hooks import ChunkRecord, Decoded, GivenChunk, KvPlace, PipelineHooks
 from dataplanes.longlive.adapter.inference_call import InferenceCall
+from dataplanes.longlive.adapter.kv_fidelity import KvFidelity
 from dataplanes.longlive.adapter.loading import Checkout, collect
 from dataplanes.longlive.adapter.timeline import CudaTimeline, HostTimeline
 from dataplanes.longlive.engine import SessionSpec
@@ -57,7 +58,9 @@ class PipelineDriver:
         self.host = HostTimeline(clock)
         is_cuda = self._device.startswith("cuda")
         self.timeline = CudaTimeline(clock, self._device) if is_cuda else self.host
-        self.hooks = PipelineHooks(self.pipe, timeline=self.timeline, host=self.host)
+        fidelity = KvFidelity(checkout.find_dequantise)
+        self.hooks = PipelineHooks(self.pipe, timeline=self.timeline, host=self.host, fidelity=fidelity)
+        self.hooks.attach_generator(compiled=setting[names.COMPILE] == "yes")
         checkout.set_between_calls(self.pipe, self._config, setting)
         self._warm_up(clock)
 
@@ -171,7 +174,7 @@ class PipelineDriver:
                 with torch.no_grad():
                     self._checkout.replace_generator(self.pipe, self._config)
                     self._config = self._checkout.load_weights(self.pipe, wanted)
-                self.hooks.attach_generator()
+                self.hooks.attach_generator(compiled=wanted[names.COMPILE] == "yes")
             self._checkout.set_between_calls(self.pipe, self._config, wanted)
         self.setting = wanted
 

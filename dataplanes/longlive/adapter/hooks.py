@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from dataplanes.longlive.adapter import signature
+from dataplanes.longlive.adapter.kv_fidelity import KvFidelity, Pair
 from dataplanes.longlive.adapter.timeline import HostTimeline, Timeline, event
 
 KV_PLACE: Final = ("global_end_index", "local_end_index", "pinned_start", "pinned_len")
@@ -33,6 +34,7 @@ class ChunkRecord:
     latents: torch.Tensor | None = None
     end: Any = None
     pinned: bool = False
+    kv_pairs: list[Pair] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,17 +108,19 @@ class PipelineHooks:
         pipe: LongLive's pipeline.
         timeline: of the generator's device.
         host: for what another thread decodes.
+        fidelity: looks at what the clean passes write.
 
     Raises:
         EngineError: a hooked method is missing or has other parameters.
     """
 
-    def __init__(self, pipe: Any, *, timeline: Timeline, host: HostTimeline) -> None:
+    def __init__(self, pipe: Any, *, timeline: Timeline, host: HostTimeline, fidelity: KvFidelity) -> None:
         signature.require_methods(pipe, signature.pipeline_methods())
         signature.require_methods(pipe.vae.model, {"cached_decode": "z, scale", "clear_cache": ""})
         self.pipe = pipe
         self.timeline = timeline
         self._host = host
+        self._fidelity = fidelity
         self.tick: Callable[[], None] = lambda: None
         self.carry: KvPlace | None = None
         self.keeps_decoder_state = False
@@ -141,11 +145,19 @@ class PipelineHooks:
         self._wrap(pipe, "_pin_current_chunk", self._on_pin)
         self._wrap(pipe.vae.model, "cached_decode", self._on_decode)
         self._wrap(pipe.vae.model, "clear_cache", self._on_clear_decoder)
-        self.attach_generator()
 
-    def attach_generator(self) -> None:
-        """Hook the generator that the pipeline has now; again after it was replaced."""
+    def attach_generator(self, *, compiled: bool) -> None:
+        """Hook the generator that the pipeline has now; again after it was replaced.
+
+        Args:
+            compiled: then the cache's updates are part of the compiled code and are not looked at.
+
+        Raises:
+            EngineError: a hooked method is missing or has other parameters.
+        """
         generator = self.pipe.generator
+        if not compiled:
+            self._undo.append(self._fidelity.attach(generator.model))
         for handle in (
             generator.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             generator.register_forward_hook(self._after_forward),
@@ -276,12 +288,14 @@ class PipelineHooks:
         if len(record.forwards) == record.steps * self._passes:
             # Behind the denoising steps comes the pass that caches the clean chunk.
             record.latents = keywords["noisy_image_or_video"]
+            self._fidelity.begin(keywords["kv_cache"])
         record.forwards.append((self.timeline.mark(), None))
 
     def _after_forward(self, module: Any, arguments: tuple[Any, ...], output: Any) -> None:
         if self.record is not None:
             begin, _ = self.record.forwards[-1]
             self.record.forwards[-1] = (begin, self.timeline.mark())
+            self.record.kv_pairs += self._fidelity.end()
         elif self._given:
             self._given_passes += 1
             if self._given_passes == self._passes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -256,6 +258,48 @@ def test_without_multi_shot_no_sink_is_pinned_again(make_engine: Make) -> None:
     engine.apply(setting(multi_shot="yes", window=32), 2)
     engine.step("a")
     assert int(engine._driver.pipe.kv_cache_pos[0]["pinned_start"]) == -1, "what the cache did not hold is not made up"  # type: ignore[union-attr]
+
+
+def test_what_a_quantised_cache_lost_of_a_chunk_is_measured_from_what_was_written(make_engine: Make) -> None:
+    engine = loaded(make_engine, nvfp4(kv="nvfp4", window=16))
+    engine.open(SessionSpec(session_id="a", prompt="a cat"))
+    quant = importlib.import_module("utils.quant")
+    for number in range(4):
+        found = engine.step("a").report.kv_signal_to_noise_db
+        clip_state = engine._clip
+        assert clip_state is not None and clip_state.first is not None
+        latents = (clip_state.recent[-1] if number else clip_state.first).latents
+        # The double's keys are its latents: 32 tokens of two heads of four.
+        key = latents.reshape(1, 32, -1)[..., :8].reshape(-1, 4)
+        slot = quant.quantize_to_fp4(key, engine._driver.pipe.kv_quant_config)  # type: ignore[union-attr]
+        lost = key - quant.dequantize_kv_cache([slot], 1, 2, 32, key.dtype, key.device).reshape(-1, 4)
+        expected = 20 * math.log10(float(key.float().norm() / lost.float().norm()))
+        assert found == pytest.approx(expected, abs=0.05), "keys and values lose alike here"
+        assert 10 < expected < 40
+    engine.apply(nvfp4(kv="bf16", window=16), 1)
+    assert engine.step("a").report.kv_signal_to_noise_db is None, "nothing is quantised"
+    engine.apply(nvfp4(kv="nvfp4", window=16, steps=2), 2)
+    assert engine.step("a").report.kv_signal_to_noise_db is not None, "another generator is looked at, too"
+
+
+def test_a_cache_that_cannot_be_read_back_costs_the_figure_and_not_the_clip(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = loaded(make_engine, nvfp4(kv="nvfp4"))
+    engine.open(SessionSpec(session_id="a", prompt="a cat"))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(engine._driver.hooks._fidelity, "_dequantise", fail)  # type: ignore[union-attr]
+    assert [engine.step("a").report.kv_signal_to_noise_db for _ in range(2)] == [None, None]
+    assert capsys.readouterr().err.count("RuntimeError: no such kernel") == 1, "told once"
+
+
+def test_a_compiled_generator_is_not_looked_into(make_engine: Make) -> None:
+    engine = loaded(make_engine, nvfp4(kv="nvfp4", compile="yes"))
+    engine.open(SessionSpec(session_id="a", prompt="a cat"))
+    assert engine.step("a").report.kv_signal_to_noise_db is None
 
 
 def test_a_prompt_for_a_chunk_that_has_begun_is_refused(make_engine: Make) -> None:
