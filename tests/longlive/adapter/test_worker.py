@@ -298,6 +298,22 @@ def test_a_worker_that_does_not_come_up_for_a_restart_is_told_with_its_sessions(
         engine.step("a")
 
 
+def test_a_session_that_a_restarted_engine_has_no_room_for_is_told_and_the_others_go_on(make_worker: Make) -> None:
+    engine = small(make_worker, fault="full")
+    engine.load(SPEC)
+    for name in ("a", "b"):
+        engine.open(SessionSpec(session_id=name, prompt="x"))
+    engine.apply(TWO, 3)
+    with pytest.raises(EngineError, match="no memory for another cache") as caught:
+        engine.step("a")
+    assert caught.value.code == "engine.out_of_memory"
+    assert [(one.version, one.setting_id) for one in caught.value.applied] == [(3, TWO.config_id)]
+    with pytest.raises(EngineError, match="unknown session"):
+        engine.step("a")
+    result = engine.step("b")
+    assert (result.report.setting_id, result.report.session_chunk, result.applied) == (TWO.config_id, 0, ())
+
+
 def test_an_older_version_is_stale_over_a_restart_too(make_worker: Make) -> None:
     engine = small(make_worker)
     engine.load(SPEC)

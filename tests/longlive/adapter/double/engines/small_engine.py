@@ -24,7 +24,8 @@ class SmallEngine:
 
     Args:
         fault: what goes wrong: exit, hang, child, oom, raise, device, chunk (the session is closed by itself),
-            hang_load (loading two ranks does not end), no_way_back (only the first process loads).
+            hang_load (loading two ranks does not end), no_way_back (only the first process loads),
+            full (two ranks have room for no session called a).
         touches: file that says that it has begun to.
         keeps: not empty: it restarts its ranks by itself.
     """
@@ -79,6 +80,8 @@ class SmallEngine:
     def open(self, spec: SessionSpec) -> None:
         if spec.session_id in self._sessions:
             raise EngineError(f"session {spec.session_id}: is open already")
+        if self._fault == "full" and self._setting["ranks"] == 2 and spec.session_id == "a":
+            raise EngineError("no memory for another cache", code="engine.out_of_memory")
         self._sessions[spec.session_id] = [spec, spec.prompt, 0]
 
     def step(self, session_id: str) -> ChunkResult:
