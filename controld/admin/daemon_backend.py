@@ -170,6 +170,7 @@ class DaemonBackend:
                     if text
                 ),
                 *self._video_alarms(),
+                *_rival_alarms(sessions),
                 *self._pin_alarms(),
                 *(
                     [{"where": "policies", "what": self._policies.last_good_problem}]
@@ -429,6 +430,14 @@ def _effect(record: EffectRecord) -> Json:
     return {"agent_id": record.agent_id, "received_unix_s": record.received_unix_s, **asdict(record.effect)}
 
 
+def _rival_alarms(sessions: Sequence[AgentSession]) -> list[Json]:
+    return [
+        {"where": f"{session.identity.kind}/{session.identity.deployment}/{session.agent_id}", "what": session.rivalry}
+        for session in sessions
+        if session.rivals
+    ]
+
+
 def _pin_document(selector: Selector, tier: str, pin: Pin) -> Json:
     return {
         "kind": selector.kind,
@@ -474,6 +483,7 @@ def _agent_details(session: AgentSession) -> Json:
         "connected_since_unix_s": session.connected_since_unix_s,
         "peer": session.peer,
         "instance_id": identity.instance_id,
+        "rivals": [asdict(rival) for rival in session.rivals],
         "model": identity.model_name,
         "model_fingerprint": identity.model_fingerprint,
         "kv_dtype": identity.kv_dtype,

@@ -23,6 +23,8 @@ def engine_summary(agent_id: str, session: AgentSession | None, plan: VideoPlan 
     return {
         "agent_id": agent_id,
         "connected": session is not None and session.connected,
+        "instance_id": session.identity.instance_id if session is not None else None,
+        "rivals": [asdict(rival) for rival in session.rivals] if session is not None else [],
         "deployment": session.identity.deployment if session is not None else None,
         "state": asdict(state) if state is not None else None,
         "applied": _applied(session.setting_applied if session is not None else None),

@@ -171,6 +171,7 @@ class ChunkReport:
         drift: distance of the latents' per-channel mean and deviation from the sink's, in the sink's deviations.
         flicker: mean absolute difference of neighbouring frames, pixels in [0, 1].
         has_nan: a latent or a frame is not finite.
+        sessions: that the engine held meanwhile, which is what `memory` is of; 0: not told.
     """
 
     session_id: str
@@ -194,6 +195,7 @@ class ChunkReport:
     drift: float = 0.0
     flicker: float = 0.0
     has_nan: bool = False
+    sessions: int = 0
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -1,8 +1,9 @@
 """The one setting that a video engine should run under, with the reasons. Pure.
 
 Gates, in order: what the engine offers, quality, the guard, memory, frames per second, the first frame. Among the
-settings that pass, the objective decides (quality first, then speed, unless the class wants otherwise). Where none
-passes, quality and the guard still hold, then memory, and of what is left the least violation wins.
+settings that pass, the classes' objectives decide, weighed by sessions (quality first, then speed, unless a class wants
+otherwise). Where none passes, quality and the guard still hold, then memory, and of what is left the least violation
+wins.
 
 A change is not free: the engine stands still, and history may be lost. A setting in force that passes is only left for
 one whose gain over the horizon is more than that; one that fails is left at once.
@@ -19,14 +20,11 @@ from controld.contract.video import Transition
 from controld.controller.knobs.video import VideoPrediction, predict
 from controld.controller.video_plan import ArmPlan, Gate, Rejection, VideoPlan
 from controld.controller.video_text import rate_text, seconds_text, size_text
-from controld.controller.video_view import (
-    USUAL_SECONDS,
-    USUAL_WINDOW_CHUNKS,
-    EngineView,
-    Steering,
-    VideoGoal,
-    VideoObjective,
-)
+from controld.controller.video_view import USUAL_SECONDS, USUAL_WINDOW_CHUNKS, EngineView, Steering, VideoGoal
+from controld.controller.video_weighing import Weighing, Worth
+
+_WORTH_SAYING = 1.005
+"""A memory that is above the profile's by less is not told of."""
 
 
 def decide_video(
@@ -40,7 +38,7 @@ def decide_video(
         steering: as usual unless given.
     """
     steering = steering or Steering()
-    wanted = _Wanted(goals, engine)
+    wanted = _Wanted(goals, engine, steering)
     arms = [_Arm(profile, wanted, engine) for profile in profiles]
     reference = _reference(arms)
     for arm in arms:
@@ -62,31 +60,31 @@ def decide_video(
         sessions=wanted.sessions,
         classes=tuple(goal.service_class for goal in goals),
         meets_targets=chosen is not None and not chosen.rejections,
-        arms=tuple(arm.plan(chosen, wanted) for arm in sorted(arms, key=lambda arm: arm.order(wanted, steering))),
+        arms=tuple(arm.plan(chosen) for arm in _in_order(arms, wanted)),
     )
 
 
 def _among_passing(
     passing: Sequence[_Arm], current: _Arm | None, wanted: _Wanted, engine: EngineView, steering: Steering
 ) -> tuple[_Arm, str]:
-    best = _best(passing, wanted, steering)
+    best = _in_order(passing, wanted)[0]
     if current is None or current.rejections or best is current:
         left = f", in place of {current.label}: {current.rejections[0].text}" if current and best is not current else ""
-        return best, f"the best by {wanted.objective.value} of {len(passing)} that meet all targets{left}"
+        return best, f"the best by {wanted.weighing} of {len(passing)} that meet all targets{left}"
     # From here on the setting in force passes: leaving it must be worth it.
     sure = [arm for arm in passing if arm is current or arm.clears(wanted, steering.margin)]
-    best = _best(sure, wanted, steering)
+    best = _in_order(sure, wanted)[0]
     if best is current:
         return current, "in force; what would be better does not clear the targets by the margin"
     if engine.in_force_s < steering.dwell_s:
         return current, f"in force for {engine.in_force_s:.1f} s only; {best.label} would be better"
-    gain, cost_s = best.gain_over(current, wanted, steering), best.switch_cost_s(current)
+    gain, cost_s = wanted.weighing.gain(best.worth, current.worth), best.switch_cost_s(current)
     text = f"{gain:.1%} over {steering.horizon_s:g} s against {cost_s:.2g} s of standstill and lost history"
     if gain == 0.0:
         return current, f"in force, and as good as {best.label} within what was measured"
     if gain * steering.horizon_s <= cost_s:
         return current, f"in force; {best.label} would gain {text}"
-    return best, f"better by {wanted.objective.value} than {current.label}: {text}"
+    return best, f"better by {wanted.weighing} than {current.label}: {text}"
 
 
 def _least_violation(
@@ -112,12 +110,12 @@ def _none_allowed(arms: Sequence[_Arm]) -> str:
 
 
 class _Wanted:
-    """The goals of all classes as one: the strictest of each."""
+    """The goals of all classes as one: the strictest of each limit, and all objectives weighed."""
 
-    def __init__(self, goals: Sequence[VideoGoal], engine: EngineView) -> None:
+    def __init__(self, goals: Sequence[VideoGoal], engine: EngineView, steering: Steering) -> None:
         self.sessions = max(sum(goal.sessions for goal in goals), 1)
         self.max_quality_loss = min(goal.max_quality_loss for goal in goals)
-        self.objective = goals[0].objective
+        self.weighing = Weighing(goals, self.max_quality_loss, steering)
         self.percentile = max(goal.percentile for goal in goals)
         self.fps = max(_given(goal.fps for goal in goals), default=None)
         self.fps_denoise = max(_given(goal.fps_denoise for goal in goals), default=None)
@@ -146,6 +144,7 @@ class _Arm:
             sessions=wanted.sessions,
             percentile=wanted.percentile,
             corrections=engine.corrections.get(self.id),
+            memory_factor=engine.memory_factors.get(self.id, 1.0),
         )
         facts = engine.facts
         if engine.in_force is None:
@@ -180,7 +179,9 @@ class _Arm:
         if limit is not None and seen.memory_bytes is None:
             self._out(Gate.MEMORY, None, limit, "its memory is not known, and there is a limit")
         elif limit is not None and seen.memory_bytes is not None and seen.memory_bytes > limit:
-            text = f"needs {size_text(seen.memory_bytes)} of {size_text(limit)}"
+            factor = engine.memory_factors.get(self.id, 1.0)
+            shown = f" (chunks showed {factor:.0%} of its profile's)" if factor > _WORTH_SAYING else ""
+            text = f"needs {size_text(seen.memory_bytes)} of {size_text(limit)}{shown}"
             self._out(Gate.MEMORY, seen.memory_bytes, limit, text)
         for gate, value, target, what in (
             (Gate.FPS, seen.fps_end_to_end, wanted.fps, "FPS end to end"),
@@ -269,25 +270,16 @@ class _Arm:
         memory = next((r.violation() for r in self.rejections if r.gate is Gate.MEMORY), 0.0)
         return memory, self.has(Gate.NO_USE), self.violation(), self.profile.loss_upper, self.predicted.chunk_s, self.id
 
-    def rank(self, wanted: _Wanted, steering: Steering, *, fastest_s: float, least_loss: float) -> tuple[object, ...]:
-        """Smallest first.
-
-        Args:
-            fastest_s, least_loss: of those that it is compared with.
-        """
-        loss, chunk_s = _loss(self), self.predicted.chunk_s
-        memory = self.predicted.memory_bytes or 0
-        if wanted.objective is VideoObjective.LATENCY:
-            return chunk_s > fastest_s * (1 + steering.margin), loss, chunk_s, memory, self.id
-        if wanted.objective is VideoObjective.BYTES:
-            return memory, loss, chunk_s, self.id
-        alike = least_loss + steering.tie * wanted.max_quality_loss
-        return max(loss - alike, 0.0), chunk_s, memory, self.id
-
-    def order(self, wanted: _Wanted, steering: Steering) -> tuple[object, ...]:
-        """For showing: what passes first, the best of it on top."""
-        alone = self.rank(wanted, steering, fastest_s=self.predicted.chunk_s, least_loss=_loss(self))
-        return bool(self.rejections), *alone[:-1], self.id
+    @property
+    def worth(self) -> Worth:
+        """What it is weighed by."""
+        return Worth(
+            loss=_loss(self),
+            loss_se=self.profile.loss_se,
+            chunk_s=self.predicted.chunk_s,
+            memory_bytes=self.predicted.memory_bytes,
+            name=self.id,
+        )
 
     def clears(self, wanted: _Wanted, margin: float) -> bool:
         """Whether it passes by a margin, so that a change is not undone by the next chunk."""
@@ -298,24 +290,6 @@ class _Arm:
             and (wanted.first_frame_s is None or seen.first_frame_s <= wanted.first_frame_s * (1 - margin))
         )
 
-    def gain_over(self, current: _Arm, wanted: _Wanted, steering: Steering) -> float:
-        """What is won by leaving `current`, as a part of the limit, the chunk's time or the memory; 0: little."""
-        gain, least = self._gain_over(current, wanted), steering.least_gain
-        if wanted.objective is VideoObjective.QUALITY and _loss(current) - _loss(self) <= _uncertain(self, current):
-            least = steering.least_speed
-        return gain if gain >= least else 0.0
-
-    def _gain_over(self, current: _Arm, wanted: _Wanted) -> float:
-        if wanted.objective is VideoObjective.BYTES:
-            mine, theirs = self.predicted.memory_bytes, current.predicted.memory_bytes
-            return _saved(float(theirs or 0), float(mine or 0))
-        faster = _saved(current.predicted.chunk_s, self.predicted.chunk_s)
-        if wanted.objective is VideoObjective.LATENCY:
-            return faster
-        limit = max(wanted.max_quality_loss, _loss(current), 1e-12)
-        better = _loss(current) - _loss(self)
-        return better / limit if better > _uncertain(self, current) else faster
-
     def switch_cost_s(self, current: _Arm) -> float:
         """Seconds of standstill; lost history counts as the time in which it was made."""
         if self.keeps_kv:
@@ -324,7 +298,7 @@ class _Arm:
         chunks = window / facts.chunk_latents if facts and isinstance(window, int) else USUAL_WINDOW_CHUNKS
         return self.switch_s + max(chunks, 1) * self.predicted.chunk_s
 
-    def plan(self, chosen: _Arm | None, wanted: _Wanted) -> ArmPlan:
+    def plan(self, chosen: _Arm | None) -> ArmPlan:
         """As it is kept and shown."""
         seen = self.predicted
         return ArmPlan(
@@ -347,9 +321,17 @@ class _Arm:
         )
 
 
-def _best(arms: Sequence[_Arm], wanted: _Wanted, steering: Steering) -> _Arm:
-    fastest_s, least_loss = min(arm.predicted.chunk_s for arm in arms), min(_loss(arm) for arm in arms)
-    return min(arms, key=lambda arm: arm.rank(wanted, steering, fastest_s=fastest_s, least_loss=least_loss))
+def _in_order(arms: Sequence[_Arm], wanted: _Wanted) -> list[_Arm]:
+    """What passes first, the best of it on top."""
+    passing = [arm for arm in arms if not arm.rejections]
+    failing = [arm for arm in arms if arm.rejections]
+    return [
+        arm
+        for group in (passing, failing)
+        for _, arm in sorted(
+            zip(wanted.weighing.ranks(arm.worth for arm in group), group, strict=True), key=lambda pair: pair[0]
+        )
+    ]
 
 
 def _check_use(arms: Sequence[_Arm]) -> None:
@@ -389,11 +371,3 @@ def _reference(arms: Sequence[_Arm]) -> _Arm | None:
 
 def _loss(arm: _Arm) -> float:
     return math.inf if arm.profile.loss_mean is None else max(arm.profile.loss_mean, 0.0)
-
-
-def _uncertain(one: _Arm, other: _Arm) -> float:
-    return math.hypot(one.profile.loss_se, other.profile.loss_se)
-
-
-def _saved(before: float, after: float) -> float:
-    return max(1.0 - after / before, 0.0) if before > 0 else 0.0

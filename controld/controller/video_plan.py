@@ -121,15 +121,12 @@ def plans_to_json(plans: Mapping[str, VideoPlan], settings: Mapping[str, EngineS
     """The plans of a deployment's engines, by agent, as they are kept with the version that they became.
 
     Args:
-        settings: all that the version tells, those of engines without a plan (they are not there) among them.
+        settings: all that the version tells, those of engines without a plan (of an earlier process) among them.
     """
     document = {
         "kind": "video",
         "engines": {agent_id: plan.to_document() for agent_id, plan in plans.items()},
-        "settings": {
-            agent_id: {"configuration": dict(setting.configuration), "reason": setting.reason}
-            for agent_id, setting in settings.items()
-        },
+        "settings": {agent_id: setting_to_document(setting) for agent_id, setting in settings.items()},
     }
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -137,9 +134,16 @@ def plans_to_json(plans: Mapping[str, VideoPlan], settings: Mapping[str, EngineS
 def settings_of_json(text: str) -> dict[str, EngineSetting]:
     """The settings by agent of what `plans_to_json` wrote. Raises: FieldError."""
     try:
-        return {
-            agent_id: EngineSetting(configuration=Configuration(kept["configuration"]), reason=str(kept["reason"]))
-            for agent_id, kept in json.loads(text)["settings"].items()
-        }
+        return {agent_id: setting_of_document(kept) for agent_id, kept in json.loads(text)["settings"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FieldError("video_plan", f"not the plans of video engines: {error}") from error
+
+
+def setting_to_document(setting: EngineSetting) -> dict[str, Any]:
+    """JSON-ready."""
+    return {"configuration": dict(setting.configuration), "reason": setting.reason}
+
+
+def setting_of_document(document: Mapping[str, Any]) -> EngineSetting:
+    """The inverse of `setting_to_document`. Raises: FieldError, KeyError, TypeError: it is no setting."""
+    return EngineSetting(configuration=Configuration(document["configuration"]), reason=str(document["reason"]))

@@ -92,6 +92,7 @@ class EngineView:
         offered: ids of the settings of its space; None: not known, and all are taken to be offered.
         memory_limit_bytes: what it may use now; 0: it knows of no limit.
         corrections: by setting.
+        memory_factors: by setting, what its profile's memory is to be multiplied by; what is missing is 1.
         switch_seconds: what changes took, by how far they reached; what is missing is as usual.
         keeps_kv: whether changes kept history, by how far they reached; what is missing: those beyond a call do not.
         pins: settings out of use.
@@ -104,6 +105,7 @@ class EngineView:
     offered: frozenset[str] | None = None
     memory_limit_bytes: int = 0
     corrections: Mapping[str, Corrections] = field(default_factory=dict)
+    memory_factors: Mapping[str, float] = field(default_factory=dict)
     switch_seconds: Mapping[Transition, float] = field(default_factory=dict)
     keeps_kv: Mapping[Transition, bool] = field(default_factory=dict)
     pins: PinBoard = field(default_factory=PinBoard)

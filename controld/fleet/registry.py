@@ -12,7 +12,7 @@ from controld.contract.video import Applied
 from controld.fleet.delivery import Delivery
 from controld.fleet.errors import RejectError
 from controld.fleet.identity import AgentIdentity
-from controld.fleet.session import AgentSession
+from controld.fleet.session import AgentSession, Rival
 from controld.fleet.tally import Tally
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ FENCE_S = 60.0
 """A replaced process may come back as the real one when its successor has been away for so long."""
 
 TELEMETRY_SILENT_S = 90.0
+RIVAL_GONE_S = 60.0
+"""Who was turned away and has not tried again for so long is gone; agents try every few seconds."""
+
+MAX_RIVALS = 8
 
 
 class AgentEntry:
@@ -42,6 +46,20 @@ class AgentEntry:
         self.telemetry_at_s = 0.0
         self.effects_acked_up_to = 0
         self.setting_applied: Applied | None = None
+        self._rivals: dict[str, tuple[float, Rival]] = {}
+
+    def note_rival(self, rival: Rival, now_s: float) -> None:
+        """Another instance was turned away; of too many the ones that were seen last are kept."""
+        self._rivals.pop(rival.instance_id, None)
+        self._rivals[rival.instance_id] = (now_s, rival)
+        while len(self._rivals) > MAX_RIVALS:
+            del self._rivals[next(iter(self._rivals))]
+
+    def rivals(self, now_s: float) -> tuple[Rival, ...]:
+        """Those that are still there; none while this one is away itself, for then nobody else is served."""
+        if self.stream is None:
+            return ()
+        return tuple(rival for seen_s, rival in self._rivals.values() if now_s - seen_s <= RIVAL_GONE_S)
 
     def view(self, now_s: float, last_version: int) -> AgentSession:
         """The agent as others see it."""
@@ -66,6 +84,7 @@ class AgentEntry:
             effects_acked_up_to=self.effects_acked_up_to,
             counters=self.tally.flat(),
             setting_applied=self.setting_applied,
+            rivals=self.rivals(now_s),
         )
 
     def _artefacts_held(self) -> dict[str, str]:
@@ -101,8 +120,11 @@ class Registry:
         """The entry of an agent."""
         return self._agents.get(agent_id)
 
-    def admit(self, identity: AgentIdentity) -> tuple[AgentEntry, AgentStream | None]:
+    def admit(self, identity: AgentIdentity, peer: str = "") -> tuple[AgentEntry, AgentStream | None]:
         """The entry for a new stream, and the stream that it replaces.
+
+        Args:
+            peer: where it comes from, for the operator.
 
         Raises:
             RejectError: a later instance of this agent is (or was until just now) here, or there are too many agents.
@@ -113,7 +135,7 @@ class Registry:
             entry = self._agents[identity.agent_id] = AgentEntry(identity, self._tally)
             return entry, None
         if entry.identity.instance_id != identity.instance_id:
-            self._check_fence(entry, identity)
+            self._check_fence(entry, identity, peer)
             # Another process: what the old one held, refused and said is not true of it.
             replaced = entry.stream
             tally = entry.tally
@@ -127,9 +149,19 @@ class Registry:
         """Whether this entry still stands for its agent."""
         return self._agents.get(entry.identity.agent_id) is entry
 
-    def _check_fence(self, entry: AgentEntry, newcomer: AgentIdentity) -> None:
-        here = entry.stream is not None or self._clock.monotonic_s() - entry.left_at_s < FENCE_S
+    def _check_fence(self, entry: AgentEntry, newcomer: AgentIdentity, peer: str) -> None:
+        now_s = self._clock.monotonic_s()
+        here = entry.stream is not None or now_s - entry.left_at_s < FENCE_S
         if here and newcomer.started_unix_s <= entry.identity.started_unix_s:
+            rival = Rival(
+                instance_id=newcomer.instance_id,
+                deployment=newcomer.deployment,
+                kind=newcomer.kind,
+                peer=peer,
+                started_unix_s=newcomer.started_unix_s,
+                seen_unix_s=self._clock.unix_s(),
+            )
+            entry.note_rival(rival, now_s)
             raise RejectError(
                 f"instance {newcomer.instance_id} of agent {newcomer.agent_id} is not newer than instance"
                 f" {entry.identity.instance_id}",

@@ -258,7 +258,7 @@ class FleetServer(FleetServicer):
         self.tally.add("streams")
         try:
             identity = await self._hello(context)
-            entry, replaced = self._registry.admit(identity)
+            entry, replaced = self._registry.admit(identity, context.peer())
             stream = AgentStream(entry, context, self)
             # From here to the `try` nothing may wait, or two streams could both think that they are the agent's.
             entry.stream = stream

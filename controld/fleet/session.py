@@ -12,6 +12,24 @@ from controld.fleet.identity import AgentIdentity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """Another instance under the same agent id, which is turned away because it is not the newer one.
+
+    Args:
+        deployment, kind, peer: of it; they may differ from those of the instance that is served.
+        started_unix_s: when its process began, as it says.
+        seen_unix_s: when it last tried.
+    """
+
+    instance_id: str
+    deployment: str
+    kind: str
+    peer: str
+    started_unix_s: float
+    seen_unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSession:
     """One agent.
 
@@ -29,6 +47,7 @@ class AgentSession:
         telemetry, telemetry_unix_s: its last report, and when that came (0: never).
         effects_acked_up_to: the sequence number up to which its effects are durable.
         setting_applied: a video engine's last answer to a setting.
+        rivals: other instances that go on trying under this agent's id while it is connected.
         counters: what was received, refused and ignored on its streams.
     """
 
@@ -50,8 +69,22 @@ class AgentSession:
     effects_acked_up_to: int
     counters: Mapping[str, int]
     setting_applied: Applied | None = None
+    rivals: tuple[Rival, ...] = ()
 
     @property
     def agent_id(self) -> str:
         """Short for the identity's."""
         return self.identity.agent_id
+
+    @property
+    def rivalry(self) -> str:
+        """One line for the operator where several processes have this agent's id; empty where none has."""
+        if not self.rivals:
+            return ""
+        others = ", ".join(
+            f"{rival.instance_id} ({rival.kind}/{rival.deployment}, {rival.peer})" for rival in self.rivals
+        )
+        return (
+            f"several processes have the agent id {self.agent_id}: {self.identity.instance_id} ({self.peer}) is served,"
+            f" turned away: {others}; give each an agent id of its own"
+        )

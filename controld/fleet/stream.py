@@ -42,6 +42,8 @@ class StreamContext(Protocol):
 
     async def write(self, message: pb.ControlMessage) -> None: ...
 
+    def peer(self) -> str: ...
+
 
 class AgentStream:
     """Serves one admitted stream until either side ends it.

@@ -12,7 +12,7 @@ from controld.contract.clock import Clock
 from controld.contract.errors import ControldError
 from controld.contract.video import Applied, EngineSetting
 from controld.controller.guard import EVERY_CLASS
-from controld.controller.video_plan import VideoPlan
+from controld.controller.video_plan import VideoPlan, setting_of_document, setting_to_document
 from controld.fleet.published import Selector
 from controld.planning.video_lessons import EngineLessons
 from controld.policy.model import PlaneKind
@@ -28,11 +28,15 @@ MAX_ENGINES = 4096
 FORGET_AFTER_S = 7 * 86400.0
 """An engine that was not seen for so long is forgotten, with its setting and what it taught."""
 
+ABSENT_S = 300.0
+"""An engine that has been away for so long is left out of what is published; it comes back to the setting it had."""
+
 MAX_VERSIONS = 64
 """Of the versions that told an engine something, the last ones: an answer to an older one accuses no setting."""
 
 _PREFIX = "video/"
 _SEEN = "seen_unix_s"
+_SETTING = "setting"
 _WRITE_SEEN_S = 86400.0
 _KIND = PlaneKind.LONGLIVE.value
 
@@ -49,6 +53,7 @@ class KnownEngine:
         dirty: the record is older than the lessons.
         setting_id, since_s: in force, and since when on the monotonic clock.
         seen_unix_s, written_unix_s: when it last said something, and when its record was last written.
+        here_s: when it was last there, on the monotonic clock, or when this process first knew of it.
         plan: the last decision.
         pushed: what it should run under.
         told: setting's id by version, of the last versions that were published.
@@ -63,11 +68,17 @@ class KnownEngine:
     since_s: float = 0.0
     seen_unix_s: float = 0.0
     written_unix_s: float = 0.0
+    here_s: float = 0.0
     plan: VideoPlan | None = None
     pushed: EngineSetting | None = None
     told: dict[int, str] = field(default_factory=dict)
     answered: tuple[str, Applied | None] = ("", None)
     refused: str = ""
+
+    def push(self, setting: EngineSetting) -> None:
+        """It should run under this one, and come back to it."""
+        self.dirty = self.dirty or self.pushed is None or self.pushed.setting_id != setting.setting_id
+        self.pushed = setting
 
     def tell(self, version: int) -> None:
         """A version with its setting is out."""
@@ -124,10 +135,20 @@ class EngineBook:
             found.since_s = self._clock.monotonic_s()
             self.engines.setdefault(key, found)
         engine, now_unix_s = self.engines[key], self._clock.unix_s()
-        engine.seen_unix_s = now_unix_s
+        engine.seen_unix_s, engine.here_s = now_unix_s, self._clock.monotonic_s()
         if now_unix_s - engine.written_unix_s > _WRITE_SEEN_S:
             engine.dirty = True
         return engine
+
+    def present(self, selector: Selector) -> dict[str, KnownEngine]:
+        """Engines of a deployment, by agent, that are connected or were until a few minutes ago."""
+        here, now_s, found = self._connected(), self._clock.monotonic_s(), {}
+        for (of, agent_id), engine in self.engines.items():
+            if (of, agent_id) in here:
+                engine.here_s = now_s
+            if of == selector and now_s - engine.here_s <= ABSENT_S:
+                found[agent_id] = engine
+        return found
 
     async def restore(self) -> None:
         """Take over what an earlier process learned. Raises: StoreError."""
@@ -137,7 +158,8 @@ class EngineBook:
 
     def restore_setting(self, key: EngineKey, setting: EngineSetting, version: int) -> None:
         """An earlier process published it."""
-        engine = self.engines.setdefault(key, KnownEngine(seen_unix_s=self._clock.unix_s()))
+        fresh = KnownEngine(seen_unix_s=self._clock.unix_s(), here_s=self._clock.monotonic_s())
+        engine = self.engines.setdefault(key, fresh)
         engine.pushed = setting
         engine.tell(version)
 
@@ -159,6 +181,8 @@ class EngineBook:
             return  # it left the memory while another one was written
         engine.dirty = False
         document = {**engine.lessons.to_document(), _SEEN: engine.seen_unix_s}
+        if engine.pushed is not None:
+            document[_SETTING] = setting_to_document(engine.pushed)
         text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
         name = _record_key(key)
         try:
@@ -190,11 +214,13 @@ def _record_key(key: EngineKey) -> str:
 
 
 def _engine_of(record: PosteriorRecord, clock: Clock) -> KnownEngine:
-    engine = KnownEngine(record_version=record.version, seen_unix_s=clock.unix_s())
+    engine = KnownEngine(record_version=record.version, seen_unix_s=clock.unix_s(), here_s=clock.monotonic_s())
     try:
         document = json.loads(record.document)
         engine.lessons = EngineLessons.from_document(document)
         engine.seen_unix_s = engine.written_unix_s = float(document[_SEEN])
+        if _SETTING in document:
+            engine.pushed = setting_of_document(document[_SETTING])
     except (ControldError, ValueError, TypeError, KeyError) as error:
         _log.warning("what an engine taught is lost: %s", error, extra={"record": record.key})
     return engine

@@ -20,6 +20,7 @@ from controld.controller.knobs.video import (
 )
 from controld.controller.posterior import LogRatioPosterior, StagePrior
 from controld.controller.video_guard import PINNED_S, SettingEvidence, breach
+from controld.controller.video_memory import MemoryExcess, memory_factor, observe_memory
 
 MAX_SETTINGS = 4096
 _SWITCH_WEIGHT = 0.3
@@ -44,6 +45,7 @@ class EngineLessons:
         self._evidence: dict[str, SettingEvidence] = {}
         self._machine: dict[VideoStage, float] = {}
         self._seen: dict[VideoStage, int] = {}
+        self._memory: dict[str, MemoryExcess] = {}
         self.switch_seconds: dict[Transition, float] = {}
         self.keeps_kv: dict[Transition, bool] = {}
         self.pins = PinBoard()
@@ -77,6 +79,9 @@ class EngineLessons:
         self._evidence[setting_id] = evidence
         if profile is not None and not report.has_nan:
             self._learn_times(report, profile, hardware, now_unix_s)
+            excess = observe_memory(self._memory.get(setting_id), profile, report, now_unix_s)
+            if excess is not None:
+                self._memory[setting_id] = excess
         reason = "a chunk was not finite" if report.has_nan else breach(evidence, profile, drift=drift, motion=motion)
         if not reason or self.pins.at(now_unix_s).reason(setting_id, ""):
             return None
@@ -129,6 +134,17 @@ class EngineLessons:
             found[profile.setting_id] = untried[at_home]
         return found
 
+    def memory_factors(self, profiles: Iterable[VideoProfile], now_unix_s: float) -> dict[str, float]:
+        """What each setting's memory is to be multiplied by; of one that never ran, the least of those that did.
+
+        What all of them need beyond their profiles is the engine's own, and another setting will need it, too.
+        """
+        found = {
+            each.setting_id: memory_factor(self._memory.get(each.setting_id), each, now_unix_s) for each in profiles
+        }
+        shared = min((factor for factor in found.values() if factor is not None), default=1.0)
+        return {setting_id: shared if factor is None else factor for setting_id, factor in found.items()}
+
     def _corrections(self, profile: VideoProfile, hardware: str, now_unix_s: float) -> Corrections:
         stages, priors = self._stages.get(profile.setting_id, {}), priors_of(profile, hardware)
         found = {}
@@ -153,6 +169,10 @@ class EngineLessons:
                 name: {stage.value: posterior.to_list() for stage, posterior in stages.items()}
                 for name, stages in self._stages.items()
             },
+            "memory": {
+                name: [excess.log_factor, excess.profile_bytes, excess.at_unix_s]
+                for name, excess in self._memory.items()
+            },
             "machine": {stage.value: [level, self._seen[stage]] for stage, level in self._machine.items()},
             "switch_seconds": {reach.name.lower(): seconds for reach, seconds in self.switch_seconds.items()},
             "keeps_kv": {reach.name.lower(): keeps for reach, keeps in self.keeps_kv.items()},
@@ -172,6 +192,11 @@ class EngineLessons:
             for stage, (level, seen) in document["machine"].items():
                 lessons._machine[VideoStage(stage)] = _finite(level)
                 lessons._seen[VideoStage(stage)] = int(seen)
+            # Records of an earlier release have none.
+            for name, (log_factor, profile_bytes, at_unix_s) in document.get("memory", {}).items():
+                lessons._memory[name] = MemoryExcess(
+                    log_factor=log_factor, profile_bytes=profile_bytes, at_unix_s=at_unix_s
+                )
             for reach, seconds in document["switch_seconds"].items():
                 lessons.switch_seconds[Transition[reach.upper()]] = _finite(seconds)
             for reach, keeps in document["keeps_kv"].items():

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from controld.candidates.video_profile import VideoProfile, is_video_document
 from controld.contract.clock import Clock
@@ -247,10 +247,10 @@ class VideoPlanner:
             if session.identity.role == ENGINE_ROLE and session.telemetry is not None:
                 alarms.append(await self._plan_engine(policy, session))
         self.alarms[selector] = "; ".join(alarm for alarm in alarms if alarm)
-        engines = {name: engine for (each, name), engine in self._book.engines.items() if each == selector}
+        engines = self._book.present(selector)
         settings = {name: engine.pushed for name, engine in sorted(engines.items()) if engine.pushed is not None}
         wanted = {name: setting.configuration for name, setting in settings.items()}, class_rules_of(policy)
-        asks_again = self._asks_again(selector)
+        asks_again = self._asks_again(engines.values())
         if not asks_again and self._published.get(selector) == wanted and self._fleet.desired(selector) is not None:
             return False
         resources = [Resource(engine_setting_name(name), setting) for name, setting in settings.items()]
@@ -268,11 +268,11 @@ class VideoPlanner:
         self._metrics.published_version.set(version)
         return True
 
-    def _asks_again(self, selector: Selector) -> bool:
+    def _asks_again(self, engines: Iterable[KnownEngine]) -> bool:
         """Whether an engine is to be asked for a setting that it refused a while ago: only a new version says so."""
         again = False
-        for (of, _), engine in self._book.engines.items():
-            if of == selector and engine.may_be_asked_again(self._clock.unix_s()):
+        for engine in engines:
+            if engine.may_be_asked_again(self._clock.unix_s()):
                 engine.refused, again = "", True
         return again
 
@@ -289,7 +289,7 @@ class VideoPlanner:
         engine.plan = plan
         if plan.setting is None:
             return f"{session.agent_id}: {plan.reason}"
-        engine.pushed = EngineSetting(configuration=plan.setting, reason=plan.reason)
+        engine.push(EngineSetting(configuration=plan.setting, reason=plan.reason))
         return "" if plan.meets_targets else f"{session.agent_id}: {plan.reason}"
 
     def _decide(
@@ -314,6 +314,7 @@ class VideoPlanner:
             offered=fitting.offered,
             memory_limit_bytes=state.memory_limit_bytes,
             corrections=lessons.corrections(fitting.profiles, session.identity.hardware, now_unix_s),
+            memory_factors=lessons.memory_factors(fitting.profiles, now_unix_s),
             switch_seconds=dict(lessons.switch_seconds),
             keeps_kv=dict(lessons.keeps_kv),
             pins=lessons.pins.at(now_unix_s),

@@ -69,6 +69,8 @@ class SteeredEngine:
         self._agent = agent
         self._classes: dict[str, str] = {}
         self._made: dict[str, int] = {}
+        self._held: set[str] = set()
+        """Sessions that the engine keeps memory for: also those whose chunks are all made, until they are closed."""
         self._memory_limit_bytes = 0
         self._chunk = 0
         self._in_force = ""
@@ -125,6 +127,7 @@ class SteeredEngine:
             self._note_losses(error)
             raise
         self._classes[spec.session_id] = spec.service_class
+        self._held.add(spec.session_id)
         self._tell()
 
     def step(self, session_id: str) -> ChunkResult:
@@ -140,13 +143,15 @@ class SteeredEngine:
                 # The chunk has no report of its own, and its setting must not go on unnoticed.
                 self._agent.chunk(self._not_finite(session_id))
             self._forget(session_id)
+            if error.code != "engine.refused":
+                self._held.discard(session_id)
             self._tell()
             raise
         self._chunk = result.report.chunk + 1
         self._made[session_id] = result.report.session_chunk + 1
         self._answer(result.applied)
         self._in_force = result.report.setting_id
-        self._agent.chunk(result.report)
+        self._agent.chunk(replace(result.report, sessions=len(self._held)))
         if result.is_last:
             self._forget(session_id)
         self._tell()
@@ -172,6 +177,7 @@ class SteeredEngine:
         finally:
             # Whatever became of its last frames, the engine serves it no longer.
             self._forget(session_id)
+            self._held.discard(session_id)
             self._tell()
 
     def _steer(self) -> None:
@@ -254,6 +260,7 @@ class SteeredEngine:
     def _forget_sessions(self) -> None:
         self._classes.clear()
         self._made.clear()
+        self._held.clear()
 
     def _tell(self) -> None:
         self._agent.engine_is(

@@ -38,6 +38,7 @@ REPORT = ChunkReport(
     fps_end_to_end=45.0, memory=MemorySplit(weights_bytes=1, kv_bytes=2,
     activation_bytes=3, peak_bytes=4, reserved_bytes=5), communication_bytes=6, kv_signal_to_noise_db=-3.5,
     latent_sd=0.9, drift=0.1, flicker=0.02, has_nan=True,
+    sessions=2,
 )  # fmt: skip
 
 

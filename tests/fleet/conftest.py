@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from controld.contract.clock import Clock
 from controld.contract.configuration import Configuration
 from controld.contract.decision import RAW, Arm, ClassRule, DecisionTable, Mixture
 from controld.contract.rpc import fleet_pb2 as pb
@@ -117,10 +118,11 @@ async def start_server(
 ) -> AsyncIterator[Callable[..., Awaitable[tuple[FleetServer, str]]]]:
     servers: list[FleetServer] = []
 
-    async def start(**settings: Any) -> tuple[FleetServer, str]:
+    async def start(clock: Clock | None = None, **settings: Any) -> tuple[FleetServer, str]:
         server = FleetServer(
             store,
             settings=FleetSettings(**settings),
+            clock=clock,
             on_effects=heard.on_effects,
             on_telemetry=heard.on_telemetry,
             on_trial_result=heard.on_trial_result,

@@ -10,11 +10,13 @@ import time
 
 import pytest
 
+from controld.contract.clock import ManualClock
 from controld.contract.configuration import Configuration
 from controld.contract.rpc import fleet_pb2 as pb
 from controld.contract.trial import TrialTask
 from controld.fleet import FleetServer
 from controld.fleet.errors import FleetError
+from controld.fleet.registry import FENCE_S, MAX_RIVALS, RIVAL_GONE_S
 from controld.store.records import AuditEvent
 
 NOW_UNIX_S = 1_700_000_000.0
@@ -72,6 +74,49 @@ async def test_a_newer_instance_replaces_the_older_one(server, connect, eventual
     assert [s.connected for s in heard.sessions] == [True, True], "the replaced one does not count as a loss"
     await new.telemetry(attached=True)
     await eventually(lambda: fleet.sessions()[0].attached)
+
+
+async def test_two_processes_under_one_id_are_told_until_one_of_them_is_gone(start_server, connect, eventually) -> None:
+    clock = ManualClock()
+    fleet, address = await start_server(clock)
+    newer = await connect("p0", "newer", address=address, started_unix_s=NOW_UNIX_S + 1)
+    await newer.expect("welcome")
+    assert not fleet.sessions()[0].rivals and not fleet.sessions()[0].rivalry
+
+    async def older_tries(deployment: str = "chat") -> None:
+        older = await connect("p0", "older", address=address, started_unix_s=NOW_UNIX_S, deployment=deployment)
+        assert (await older.expect("reject")).code == "hello.fenced"
+
+    await older_tries()
+    clock.advance(30)
+    await older_tries("other")
+    (session,) = fleet.sessions()
+    (rival,) = session.rivals
+    assert (rival.instance_id, rival.deployment, rival.seen_unix_s) == ("older", "other", clock.unix_s())
+    assert "newer" in session.rivalry and "older (sglang/other, " in session.rivalry
+    clock.advance(RIVAL_GONE_S)
+    assert fleet.sessions()[0].rivals
+    clock.advance(1)
+    assert not fleet.sessions()[0].rivals, "it does not try any more"
+    await older_tries()
+    await newer.close()
+    await eventually(lambda: not fleet.sessions())
+    assert not fleet.sessions(include_gone=True)[0].rivals, "only one is left"
+    clock.advance(FENCE_S)
+    left = await connect("p0", "older", address=address, started_unix_s=NOW_UNIX_S)
+    await left.expect("welcome")
+    assert not fleet.sessions()[0].rivals
+
+
+async def test_rivals_without_end_fill_no_memory(start_server, connect) -> None:
+    fleet, address = await start_server()
+    served = await connect(address=address)
+    await served.expect("welcome")
+    for number in range(MAX_RIVALS + 3):
+        late = await connect("p0", f"i{number + 2}", address=address)
+        await late.expect("reject")
+    names = [rival.instance_id for rival in fleet.sessions()[0].rivals]
+    assert names == [f"i{number + 5}" for number in range(MAX_RIVALS)], "those that were seen last"
 
 
 async def test_the_same_instance_may_reconnect_while_its_old_stream_lingers(server, connect, eventually) -> None:

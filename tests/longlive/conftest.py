@@ -30,6 +30,7 @@ class DoubleEngine:
         refuse: why the next settings are refused; empty: they are taken.
         makes_nan: settings under which chunks are not finite, so that the step fails and its session is closed.
         dies: the next step finds the worker dead, and what waited is lost with it.
+        memory: what chunks say that they need, by setting; nothing where it is not among them.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,7 @@ class DoubleEngine:
         self.vae_s = 1.0
         self.makes_nan: set[str] = set()
         self.dies = False
+        self.memory: dict[str, MemorySplit] = {}
         self._waiting: tuple[Configuration, int] | None = None
         self._version = 0
         self._chunk = 0
@@ -102,6 +104,7 @@ class DoubleEngine:
             total_s=max(dit_s, self.vae_s) if overlaps else dit_s + self.vae_s,
             session_id=session_id, service_class=self._sessions[session_id].service_class,
             setting_id=self.setting.config_id, chunk=self._chunk, session_chunk=self._made[session_id],
+            memory=self.memory.get(self.setting.config_id, MemorySplit()),
         )  # fmt: skip
         self._chunk += 1
         self._made[session_id] += 1

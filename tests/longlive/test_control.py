@@ -14,11 +14,13 @@ import pytest
 from controld.candidates.video_profile import Source, VideoMemory, VideoProfile
 from controld.contract.clock import ManualClock
 from controld.contract.configuration import Configuration
-from controld.contract.video import Applied, Transition
+from controld.contract.video import Applied, MemorySplit, Transition
+from controld.controller.video_plan import ArmPlan, VideoPlan
 from controld.fleet import FleetServer, Selector
 from controld.obs.metrics import Metrics
 from controld.planning import video_planner
 from controld.planning.planner import Planner
+from controld.planning.video_engines import ABSENT_S
 from controld.planning.video_plane import fitting_of
 from controld.planning.video_planner import VideoPlanner
 from controld.policy.loader import SourceFile, parse_policies
@@ -71,6 +73,12 @@ async def eventually(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline_s, f"waited in vain until {what}"
         await asyncio.sleep(0.005)
+
+
+def _arm(plan: VideoPlan, of: Configuration) -> ArmPlan:
+    found = plan.arm(of.config_id)
+    assert found is not None
+    return found
 
 
 class House:
@@ -209,6 +217,31 @@ async def test_a_machine_that_is_slower_than_its_profile_is_believed(house: Hous
     assert seen.fps_end_to_end == pytest.approx(8 / 0.45, rel=0.1)
 
 
+async def test_a_memory_limit_that_the_profile_seemed_to_keep_is_broken_by_one_chunk_only(house: House) -> None:
+    # The profiles say 250 and 178 bytes.
+    house.double.memory = {
+        BEST.config_id: MemorySplit(weights_bytes=110, kv_bytes=120, activation_bytes=70),
+        SMALL.config_id: MemorySplit(weights_bytes=100, kv_bytes=28, activation_bytes=50),
+    }
+    house.open("a")
+    house.steered.limit_memory(260)
+    assert await house.round() == BEST
+    assert await house.rounds(2) == SMALL
+    plan = house.planner.plans()[SELECTOR, "e0"]
+    assert [r.text for r in _arm(plan, BEST).rejections] == [
+        "needs 300 B of 260 B (chunks showed 120% of its profile's)"
+    ]
+    assert _arm(plan, FAST).memory_bytes == 250, "the small one fits its profile, so the excess is not the engine's"
+    assert await house.rounds(12) == SMALL, "and it is not gone back to"
+    await house.planner.stop()
+    house.planner = house._planner()
+    await house.planner.restore()
+    assert await house.rounds(2) == SMALL, "nor by another daemon"
+    house.clock.advance(20 * 86400.0)
+    assert await house.round() == BEST, "after days it is tried again"
+    assert await house.rounds(2) == SMALL
+
+
 async def test_a_setting_that_the_engine_refuses_is_set_aside_with_its_reason(house: House) -> None:
     house.double.refuse = "kv: nvfp4 needs another device"
     house.open("a")
@@ -328,6 +361,43 @@ async def test_a_setting_outlives_daemons_that_start_without_the_engine(house: H
         assert published is not None
         assert [r.message for r in published.resources if r.name == told.name] == [told.message]
         await planner.stop()
+
+
+async def test_who_is_gone_for_minutes_leaves_the_snapshot_and_comes_back_to_its_setting(house: House) -> None:
+    def told(fleet: FleetServer) -> list[str]:
+        published = fleet.desired(SELECTOR)
+        assert published is not None
+        return [resource.name for resource in published.resources if resource.name != "class_rules"]
+
+    house.double.pass_s = 0.09
+    house.open("a")
+    assert await house.rounds(8) == FAST
+    identity, address = house.agent.identity, house.agent._connection._address
+    await asyncio.to_thread(house.agent.close, 0.2)
+    await eventually(lambda: not house.fleet.sessions(), "it is gone")
+    house.clock.advance(ABSENT_S)
+    await house.planner.plan_once()
+    assert told(house.fleet) == ["engine_setting/e0"], "a short absence changes nothing"
+    house.clock.advance(1.0)
+    assert await house.planner.plan_once() == 1
+    assert told(house.fleet) == []
+    assert await house.planner.plan_once() == 0, "said once"
+    version = await house.store.versions.get(house.fleet.last_version)
+    assert version is not None and "e0" not in version.explanations_json
+    assert house.planner.plans()[SELECTOR, "e0"].setting == FAST, "a person can still ask"
+    await house.planner.stop()
+    house.planner = house._planner()
+    await house.planner.restore()
+    # Nothing can be decided, so what it gets is what was remembered.
+    await house.store.profiles.delete([record.key for record in await house.store.profiles.list()])
+    house.agent = VideoAgent(identity, address, initial=BEST, timing=AgentTiming(backoff_first_s=0.02))
+    house.agent.start()
+    await eventually(lambda: bool(house.fleet.sessions()), "it is back")
+    await house.planner.plan_once()
+    assert told(house.fleet) == ["engine_setting/e0"]
+    await eventually(lambda: house.agent.setting() is not None, "it has its setting")
+    found = house.agent.setting()
+    assert found is not None and found[1].configuration == FAST
 
 
 async def test_a_setting_out_of_use_can_be_released_and_the_other_planner_lets_it_be(

@@ -13,6 +13,7 @@ import pytest
 
 from controld.candidates.video_profile import Source, VideoMemory, VideoProfile
 from controld.cli.main import main
+from controld.contract.clock import ManualClock
 from controld.contract.configuration import Configuration
 from controld.store.records import ProfileKey, ProfileRecord
 from controld.store.sqlite import SqliteStore
@@ -135,6 +136,35 @@ def test_a_person_sees_why_an_engine_runs_as_it_does_and_a_kill_changes_nothing(
         assert stepped_into(BEST)
         assert main(delete) == 0
         wait_until(lambda: stepped_into(SMALL), "without its profile a setting is not chosen any more")
+
+
+@pytest.mark.slow
+def test_two_engines_under_one_id_are_an_alarm_with_both_instances_until_one_is_gone(
+    daemon: Daemon, steered: SteeredEngine
+) -> None:
+    served = steered._agent
+    timing = AgentTiming(telemetry_interval_s=0.05, backoff_first_s=0.02, backoff_max_s=0.1)
+    clock = ManualClock(unix_origin_s=time.time() - 1000.0)
+    older = VideoAgent(served.identity, daemon.fleet_address, initial=BEST, timing=timing, clock=clock)
+    try:
+        with daemon:
+            wait_until(lambda: bool(daemon.get("/v1/engines")["engines"]), "one is served")
+            older.start()
+
+            def rivals() -> list[str]:
+                (engine,) = daemon.get("/v1/engines")["engines"]
+                return [rival["instance_id"] for rival in engine["rivals"]]
+
+            wait_until(lambda: len(rivals()) == 1, "the other one is seen")
+            (engine,) = daemon.get("/v1/engines")["engines"]
+            both = [engine["instance_id"], *rivals()]
+            assert both == [served.instance_id, older.instance_id]
+            told = [alarm for alarm in daemon.get("/v1/status")["alarms"] if alarm["where"].endswith("/video-0")]
+            assert len(told) == 1 and all(name in told[0]["what"] for name in both)
+            served.close()
+            wait_until(lambda: not any("video-0" in a["where"] for a in daemon.get("/v1/status")["alarms"]), "one left")
+    finally:
+        older.close()
 
 
 @pytest.mark.slow

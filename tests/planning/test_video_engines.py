@@ -12,7 +12,7 @@ from controld.contract.configuration import Configuration
 from controld.contract.video import Applied, EngineSetting, Transition
 from controld.fleet import Selector
 from controld.planning import video_engines
-from controld.planning.video_engines import FORGET_AFTER_S, MAX_VERSIONS, EngineBook, EngineKey, KnownEngine
+from controld.planning.video_engines import ABSENT_S, FORGET_AFTER_S, MAX_VERSIONS, EngineBook, EngineKey, KnownEngine
 from controld.store.records import PosteriorRecord
 from controld.store.sqlite import SqliteStore
 
@@ -109,6 +109,33 @@ async def test_who_is_long_gone_is_forgotten_with_setting_and_record_and_nobody_
     await here.book.checkpoint()
     assert set(here.book.engines) == {E10}, "connected, whenever it last said something"
     assert await here.stored() == ["video/video/e10/"]
+
+
+async def test_the_setting_that_it_comes_back_to_is_kept_with_what_it_taught(here: Here) -> None:
+    await here.teach(E1, E2)
+    here.book.engines[E1].pushed = SETTING
+    await here.book.checkpoint()
+    successor = here.another()
+    await successor.restore()
+    assert {key: engine.pushed for key, engine in successor.engines.items()} == {E1: SETTING, E2: None}
+    newer = EngineSetting(configuration=Configuration({"steps": 2}), reason="published since")
+    successor.restore_setting(E1, newer, 7)
+    assert successor.engines[E1].pushed == newer
+
+
+async def test_present_is_who_is_connected_or_was_until_a_few_minutes_ago(here: Here) -> None:
+    here.connected = {E10}
+    await here.teach(E1, E10, (Selector("longlive", "other"), "e1"))
+    assert set(here.book.present(SELECTOR)) == {"e1", "e10"}
+    here.clock.advance(ABSENT_S + 1)
+    assert set(here.book.present(SELECTOR)) == {"e10"}
+    here.connected = {E1}
+    assert set(here.book.present(SELECTOR)) == {"e1", "e10"}, "back, and gone just now"
+    successor = here.another()
+    await here.book.checkpoint()
+    await successor.restore()
+    here.connected = set()
+    assert set(successor.present(SELECTOR)) == {"e1", "e10"}, "a fresh daemon gives them time to connect"
 
 
 async def test_when_an_engine_was_seen_is_written_down_once_a_day(here: Here) -> None:

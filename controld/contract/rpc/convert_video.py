@@ -29,7 +29,7 @@ MAX_ENTRIES = 1024
 MAX_STEPS = 1024
 
 _MEMORY_FIELDS = ("weights_bytes", "kv_bytes", "activation_bytes", "peak_bytes", "reserved_bytes")
-_REPORT_COUNTS = ("chunk", "session_chunk", "frames", "communication_bytes")
+_REPORT_COUNTS = ("chunk", "session_chunk", "frames", "communication_bytes", "sessions")
 _REPORT_NUMBERS = (
     "recache_s", "vae_s", "vae_overlap", "total_s", "first_frame_s", "fps_denoise", "fps_end_to_end", "latent_sd",
     "drift", "flicker",

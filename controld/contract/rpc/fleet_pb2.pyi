@@ -644,7 +644,7 @@ class ChunkReports(_message.Message):
     def __init__(self, reports: _Optional[_Iterable[_Union[ChunkReport, _Mapping]]] = ...) -> None: ...
 
 class ChunkReport(_message.Message):
-    __slots__ = ("session_id", "service_class", "setting_id", "chunk", "session_chunk", "frames", "denoise_s", "recache_s", "vae_s", "vae_overlap", "total_s", "first_frame_s", "fps_denoise", "fps_end_to_end", "memory", "communication_bytes", "kv_signal_to_noise_db", "latent_sd", "drift", "flicker", "has_nan")
+    __slots__ = ("session_id", "service_class", "setting_id", "chunk", "session_chunk", "frames", "denoise_s", "recache_s", "vae_s", "vae_overlap", "total_s", "first_frame_s", "fps_denoise", "fps_end_to_end", "memory", "communication_bytes", "kv_signal_to_noise_db", "latent_sd", "drift", "flicker", "has_nan", "sessions")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SERVICE_CLASS_FIELD_NUMBER: _ClassVar[int]
     SETTING_ID_FIELD_NUMBER: _ClassVar[int]
@@ -666,6 +666,7 @@ class ChunkReport(_message.Message):
     DRIFT_FIELD_NUMBER: _ClassVar[int]
     FLICKER_FIELD_NUMBER: _ClassVar[int]
     HAS_NAN_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     service_class: str
     setting_id: str
@@ -687,7 +688,8 @@ class ChunkReport(_message.Message):
     drift: float
     flicker: float
     has_nan: bool
-    def __init__(self, session_id: _Optional[str] = ..., service_class: _Optional[str] = ..., setting_id: _Optional[str] = ..., chunk: _Optional[int] = ..., session_chunk: _Optional[int] = ..., frames: _Optional[int] = ..., denoise_s: _Optional[_Iterable[float]] = ..., recache_s: _Optional[float] = ..., vae_s: _Optional[float] = ..., vae_overlap: _Optional[float] = ..., total_s: _Optional[float] = ..., first_frame_s: _Optional[float] = ..., fps_denoise: _Optional[float] = ..., fps_end_to_end: _Optional[float] = ..., memory: _Optional[_Union[MemorySplit, _Mapping]] = ..., communication_bytes: _Optional[int] = ..., kv_signal_to_noise_db: _Optional[float] = ..., latent_sd: _Optional[float] = ..., drift: _Optional[float] = ..., flicker: _Optional[float] = ..., has_nan: _Optional[bool] = ...) -> None: ...
+    sessions: int
+    def __init__(self, session_id: _Optional[str] = ..., service_class: _Optional[str] = ..., setting_id: _Optional[str] = ..., chunk: _Optional[int] = ..., session_chunk: _Optional[int] = ..., frames: _Optional[int] = ..., denoise_s: _Optional[_Iterable[float]] = ..., recache_s: _Optional[float] = ..., vae_s: _Optional[float] = ..., vae_overlap: _Optional[float] = ..., total_s: _Optional[float] = ..., first_frame_s: _Optional[float] = ..., fps_denoise: _Optional[float] = ..., fps_end_to_end: _Optional[float] = ..., memory: _Optional[_Union[MemorySplit, _Mapping]] = ..., communication_bytes: _Optional[int] = ..., kv_signal_to_noise_db: _Optional[float] = ..., latent_sd: _Optional[float] = ..., drift: _Optional[float] = ..., flicker: _Optional[float] = ..., has_nan: _Optional[bool] = ..., sessions: _Optional[int] = ...) -> None: ...
 
 class MemorySplit(_message.Message):
     __slots__ = ("weights_bytes", "kv_bytes", "activation_bytes", "peak_bytes", "reserved_bytes")

@@ -80,7 +80,12 @@ class VideoPrediction:
 
 
 def predict(
-    profile: VideoProfile, *, sessions: int = 1, percentile: float = 50.0, corrections: Corrections | None = None
+    profile: VideoProfile,
+    *,
+    sessions: int = 1,
+    percentile: float = 50.0,
+    corrections: Corrections | None = None,
+    memory_factor: float = 1.0,
 ) -> VideoPrediction:
     """What a setting costs.
 
@@ -88,6 +93,7 @@ def predict(
         sessions: that take turns, at least 1.
         percentile: of chunks, in (0, 100).
         corrections: by stage; a stage that is missing is exact.
+        memory_factor: by what chunks showed its memory to be above the profile's.
     """
     learned = {stage: (corrections or {}).get(stage, EXACT) for stage in VideoStage}
     dit_s = learned[VideoStage.FORWARD].factor * profile.forward_s * (profile.steps + 1)
@@ -108,7 +114,7 @@ def predict(
         fps_denoise=_rate(profile.frames_per_chunk, dit_s * slow_dit),
         fps_end_to_end=_rate(profile.frames_per_chunk, slow_chunk_s * sessions),
         first_frame_s=math.inf if mode == AT_THE_END else waits_s + (dit_s + vae_s) * slow,
-        memory_bytes=None if profile.memory is None else profile.memory.total(sessions),
+        memory_bytes=None if profile.memory is None else round(profile.memory.total(sessions) * memory_factor),
     )
 
 

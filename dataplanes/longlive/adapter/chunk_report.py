@@ -9,6 +9,7 @@ import torch
 from controld.contract.video import MAX_DRIFT, ChunkReport, MemorySplit
 from dataplanes.longlive.adapter.clip import Clip
 from dataplanes.longlive.adapter.hooks import ChunkRecord, Decoded
+from dataplanes.longlive.adapter.kv_fidelity import signal_to_noise_db
 from dataplanes.longlive.adapter.timeline import Timeline, overlap
 
 _FRAMES_PER_LATENT = 4
@@ -107,6 +108,7 @@ def make_report(
         fps_denoise=made / max(sum(times.denoise_s) + times.recache_s, 1e-9),
         fps_end_to_end=frames_per_second(clip, now_s, frames, begun_s),
         memory=memory,
+        kv_signal_to_noise_db=signal_to_noise_db(record.kv_pairs),
         latent_sd=float(record.latents.float().std(correction=0)),
         drift=_drift(clip, record.latents),
         flicker=max((float(one.flicker) for one in taken), default=0.0),

@@ -5,12 +5,21 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dataplanes.longlive.adapter.hooks import Decoded, KvPlace
 from dataplanes.longlive.engine import EngineError, SessionSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptChunk:
+    """A chunk's latents, for a cache that is made anew, and the shot that it is of."""
+
+    latents: torch.Tensor
+    shot: int
 
 
 class Clip:
@@ -35,8 +44,10 @@ class Clip:
         self.place: KvPlace | None = None
         self.position = 0
         """Latent frame that comes next, as positions are counted in the cache."""
-        self.first: torch.Tensor | None = None
-        self.recent: deque[torch.Tensor] = deque()
+        self.first: KeptChunk | None = None
+        self.pinned: KeptChunk | None = None
+        """The chunk that the cache holds as the newest shot's sink."""
+        self.recent: deque[KeptChunk] = deque()
         self.undecoded: list[torch.Tensor] = []
         self.shots = 0
         self.sink_moments: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -95,18 +106,29 @@ class Clip:
             parts.append(torch.randn([1, frames, *shape], generator=generator, device=device, dtype=torch.bfloat16))
         return torch.cat(parts, dim=1)
 
-    def keep(self, latents: torch.Tensor, *, history: int) -> None:
-        """Keep a chunk's latents as far as a cache that is made anew takes them: the first, and the last ones."""
+    def keep(self, latents: torch.Tensor, *, history: int, pins: bool) -> None:
+        """Keep a chunk's latents as far as a cache that is made anew takes them: the first, the pinned, the last ones.
+
+        Args:
+            history: chunks of a window.
+            pins: the cache holds this one as its shot's sink from now on.
+        """
+        chunk = KeptChunk(latents, self.shots)
+        if pins:
+            self.pinned = chunk
         if self.first is None:
-            self.first = latents
+            self.first = chunk
             return
-        self.recent.append(latents)
+        self.recent.append(chunk)
         while len(self.recent) > max(history - 1, 0):
             self.recent.popleft()
 
-    def history(self, chunks: int) -> torch.Tensor | None:
-        """At most `chunks` chunks of latents, the first one and the last ones; None where there is none."""
+    def history(self, chunks: int) -> list[KeptChunk]:
+        """At most `chunks` chunks, oldest first: the first one, the pinned one and the last ones, as in a cache."""
         if self.first is None or chunks < 1:
-            return None
-        recent = list(self.recent)[-(chunks - 1) :] if chunks > 1 else []
-        return torch.cat([self.first, *recent], dim=1)
+            return []
+        room = chunks - 1
+        recent = list(self.recent)[-room:] if room else []
+        if room and self.pinned is not None and self.pinned not in recent:
+            recent = [self.pinned, *recent[max(len(recent) - room + 1, 0) :]]
+        return [self.first, *recent]

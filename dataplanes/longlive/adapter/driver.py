@@ -17,11 +17,12 @@ from controld.contract.configuration import Configuration
 from controld.contract.video import MemorySplit, Transition
 from dataplanes.longlive import settings as names
 from dataplanes.longlive.adapter import memory
-from dataplanes.longlive.adapter.clip import Clip
+from dataplanes.longlive.adapter.clip import Clip, KeptChunk
 from dataplanes.longlive.adapter.deployment import Deployment
 from dataplanes.longlive.adapter.hardware import Hardware
-from dataplanes.longlive.adapter.hooks import ChunkRecord, Decoded, KvPlace, PipelineHooks
+from dataplanes.longlive.adapter.hooks import ChunkRecord, Decoded, GivenChunk, KvPlace, PipelineHooks
 from dataplanes.longlive.adapter.inference_call import InferenceCall
+from dataplanes.longlive.adapter.kv_fidelity import KvFidelity
 from dataplanes.longlive.adapter.loading import Checkout, collect
 from dataplanes.longlive.adapter.timeline import CudaTimeline, HostTimeline
 from dataplanes.longlive.engine import SessionSpec
@@ -57,7 +58,9 @@ class PipelineDriver:
         self.host = HostTimeline(clock)
         is_cuda = self._device.startswith("cuda")
         self.timeline = CudaTimeline(clock, self._device) if is_cuda else self.host
-        self.hooks = PipelineHooks(self.pipe, timeline=self.timeline, host=self.host)
+        fidelity = KvFidelity(checkout.find_dequantise)
+        self.hooks = PipelineHooks(self.pipe, timeline=self.timeline, host=self.host, fidelity=fidelity)
+        self.hooks.attach_generator(compiled=setting[names.COMPILE] == "yes")
         checkout.set_between_calls(self.pipe, self._config, setting)
         self._warm_up(clock)
 
@@ -83,11 +86,8 @@ class PipelineDriver:
     def begin_call(self, clip: Clip) -> None:
         """Begin a call that makes the clip's next chunks; returns when the first one waits to be made."""
         chunks = self._chunks_of_call(clip)
-        history = None
-        if clip.is_rebuilding:
-            history = clip.history(int(self.setting[names.WINDOW]) // self._chunk - 1)
-            clip.place, clip.position = None, 0 if history is None else history.shape[1]
-            clip.is_rebuilding = False
+        history = self._history(clip) if clip.is_rebuilding else []
+        latents = torch.cat([one.latents for one in history], dim=1) if history else None
         is_batch = self.setting[names.VAE] == "batch"
         prompts = [clip.prompt(chunk) for chunk in range(clip.chunk, clip.chunk + chunks)]
         noise = clip.noise(
@@ -99,11 +99,11 @@ class PipelineDriver:
             # The current device and gradient mode are a thread's own.
             self._use_device()
             with torch.no_grad():
-                pipe.inference(noise=noise, text_prompts=[prompts], initial_latent=history, return_latents=is_batch)
+                pipe.inference(noise=noise, text_prompts=[prompts], initial_latent=latents, return_latents=is_batch)
 
         call = InferenceCall(run)
         self.timeline.begin_call()
-        self.hooks.begin_call(streams=not is_batch)
+        self.hooks.begin_call(streams=not is_batch, history=[self._given(one, clip) for one in history])
         self.hooks.carry, self.hooks.tick = clip.place, call.tick
         clip.call, clip.call_begin, clip.call_chunks = call, clip.chunk, chunks
         call.start()
@@ -123,12 +123,13 @@ class PipelineDriver:
         assert record.latents is not None
         clip.chunk += 1
         clip.position += self._chunk
-        clip.keep(record.latents, history=int(self.setting[names.WINDOW]) // self._chunk)
+        pins = record.pinned
+        if clip.is_cut(number) and not pins and number == clip.call_begin:
+            # LongLive sees no shot begin with the first chunk of a call.
+            pins = self.hooks.pin(self._chunk)
+        clip.keep(record.latents, history=int(self.setting[names.WINDOW]) // self._chunk, pins=pins)
         if self.setting[names.VAE] == "batch":
             clip.undecoded.append(record.latents)
-        if clip.is_cut(number) and not record.pinned and number == clip.call_begin:
-            # LongLive sees no shot begin with the first chunk of a call.
-            self._pin()
         clip.forget_old_prompts()
         if clip.call.has_ended:
             self._call_is_over(clip)
@@ -173,7 +174,7 @@ class PipelineDriver:
                 with torch.no_grad():
                     self._checkout.replace_generator(self.pipe, self._config)
                     self._config = self._checkout.load_weights(self.pipe, wanted)
-                self.hooks.attach_generator()
+                self.hooks.attach_generator(compiled=wanted[names.COMPILE] == "yes")
             self._checkout.set_between_calls(self.pipe, self._config, wanted)
         self.setting = wanted
 
@@ -217,12 +218,18 @@ class PipelineDriver:
         if self.pipe.kv_cache_pos is not None:
             clip.place = KvPlace.of(self.pipe, clip.position)
 
-    def _pin(self) -> None:
-        pipe = self.pipe
-        if pipe.multi_shot_sink and pipe.sink_size:
-            for caches in (pipe.kv_cache_pos, pipe.kv_cache_neg):
-                if caches is not None:
-                    pipe._pin_current_chunk(caches, self._chunk)
+    def _history(self, clip: Clip) -> list[KeptChunk]:
+        """What the cache that is made anew is filled with."""
+        if not self.hooks.pins_shots:
+            clip.pinned = None
+        history = clip.history(int(self.setting[names.WINDOW]) // self._chunk - 1)
+        clip.place, clip.position = None, len(history) * self._chunk
+        clip.is_rebuilding = False
+        return history
+
+    def _given(self, kept: KeptChunk, clip: Clip) -> GivenChunk:
+        offset = kept.shot * self._deployment.run.multi_shot_rope_offset
+        return GivenChunk(frames=self._chunk, rope_offset=offset, pins=kept is clip.pinned)
 
     def _use_device(self) -> None:
         if self._device.startswith("cuda"):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
 from dataplanes.longlive.adapter import signature
+from dataplanes.longlive.adapter.kv_fidelity import KvFidelity, Pair
 from dataplanes.longlive.adapter.timeline import HostTimeline, Timeline, event
 
 KV_PLACE: Final = ("global_end_index", "local_end_index", "pinned_start", "pinned_len")
@@ -33,6 +34,22 @@ class ChunkRecord:
     latents: torch.Tensor | None = None
     end: Any = None
     pinned: bool = False
+    kv_pairs: list[Pair] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenChunk:
+    """Latents that a call caches before it makes any.
+
+    Args:
+        frames: latent frames.
+        rope_offset: the temporal offset of its shot; LongLive itself caches all that is given as of the first one.
+        pins: it is the sink of its shot, which LongLive pins in chunks only that it makes.
+    """
+
+    frames: int
+    rope_offset: float
+    pins: bool
 
 
 @dataclass(slots=True)
@@ -91,17 +108,19 @@ class PipelineHooks:
         pipe: LongLive's pipeline.
         timeline: of the generator's device.
         host: for what another thread decodes.
+        fidelity: looks at what the clean passes write.
 
     Raises:
         EngineError: a hooked method is missing or has other parameters.
     """
 
-    def __init__(self, pipe: Any, *, timeline: Timeline, host: HostTimeline) -> None:
+    def __init__(self, pipe: Any, *, timeline: Timeline, host: HostTimeline, fidelity: KvFidelity) -> None:
         signature.require_methods(pipe, signature.pipeline_methods())
         signature.require_methods(pipe.vae.model, {"cached_decode": "z, scale", "clear_cache": ""})
         self.pipe = pipe
         self.timeline = timeline
         self._host = host
+        self._fidelity = fidelity
         self.tick: Callable[[], None] = lambda: None
         self.carry: KvPlace | None = None
         self.keeps_decoder_state = False
@@ -112,6 +131,8 @@ class PipelineHooks:
         self.finished: deque[ChunkRecord] = deque()
         self.decoded: deque[Decoded] = deque()
         self.streams = False
+        self._given: deque[GivenChunk] = deque()
+        self._given_passes = 0
         self._decoding = threading.Condition()
         self._submitted = 0
         self._decoded_count = 0
@@ -124,11 +145,19 @@ class PipelineHooks:
         self._wrap(pipe, "_pin_current_chunk", self._on_pin)
         self._wrap(pipe.vae.model, "cached_decode", self._on_decode)
         self._wrap(pipe.vae.model, "clear_cache", self._on_clear_decoder)
-        self.attach_generator()
 
-    def attach_generator(self) -> None:
-        """Hook the generator that the pipeline has now; again after it was replaced."""
+    def attach_generator(self, *, compiled: bool) -> None:
+        """Hook the generator that the pipeline has now; again after it was replaced.
+
+        Args:
+            compiled: then the cache's updates are part of the compiled code and are not looked at.
+
+        Raises:
+            EngineError: a hooked method is missing or has other parameters.
+        """
         generator = self.pipe.generator
+        if not compiled:
+            self._undo.append(self._fidelity.attach(generator.model))
         for handle in (
             generator.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             generator.register_forward_hook(self._after_forward),
@@ -140,8 +169,27 @@ class PipelineHooks:
         while self._undo:
             self._undo.pop()()
 
-    def begin_call(self, *, streams: bool) -> None:
-        """Forget the call before; `streams`: this one decodes as it goes."""
+    @property
+    def pins_shots(self) -> bool:
+        """Whether the first chunk of a shot is pinned as a further sink."""
+        return bool(self.pipe.multi_shot_sink and self.pipe.sink_size)
+
+    def pin(self, frames: int) -> bool:
+        """Pin the chunk that was cached last where shots are pinned; whether they are."""
+        if self.pins_shots:
+            for caches in (self.pipe.kv_cache_pos, self.pipe.kv_cache_neg):
+                if caches is not None:
+                    self.pipe._pin_current_chunk(caches, frames)
+        return self.pins_shots
+
+    def begin_call(self, *, streams: bool, history: Sequence[GivenChunk] = ()) -> None:
+        """Forget the call before.
+
+        Args:
+            streams: this one decodes as it goes.
+            history: of the latents that it is given.
+        """
+        self._given, self._given_passes = deque(history), 0
         self.record = None
         self.streams = streams
         self.prompts, self.raw_prompts = [], []
@@ -234,17 +282,31 @@ class PipelineHooks:
     def _before_forward(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         record = self.record
         if record is None:
+            if self._given:
+                self.pipe._dit_model.rope_temporal_offset = self._given[0].rope_offset
             return
-        passes = 1 if self.pipe.guidance_scale == 1.0 else 2
-        if len(record.forwards) == record.steps * passes:
+        if len(record.forwards) == record.steps * self._passes:
             # Behind the denoising steps comes the pass that caches the clean chunk.
             record.latents = keywords["noisy_image_or_video"]
+            self._fidelity.begin(keywords["kv_cache"])
         record.forwards.append((self.timeline.mark(), None))
 
     def _after_forward(self, module: Any, arguments: tuple[Any, ...], output: Any) -> None:
         if self.record is not None:
             begin, _ = self.record.forwards[-1]
             self.record.forwards[-1] = (begin, self.timeline.mark())
+            self.record.kv_pairs += self._fidelity.end()
+        elif self._given:
+            self._given_passes += 1
+            if self._given_passes == self._passes:
+                self._given_passes, given = 0, self._given.popleft()
+                if given.pins:
+                    self.pin(given.frames)
+
+    @property
+    def _passes(self) -> int:
+        """Forward passes for each one of a clip without guidance."""
+        return 1 if self.pipe.guidance_scale == 1.0 else 2
 
     def _on_decode(self, original: Callable[..., torch.Tensor], z: torch.Tensor, scale: Any) -> torch.Tensor:
         try:

@@ -121,6 +121,11 @@ class Checkout:
             )
         pipe._dit_model.kv_quant_config = pipe.kv_quant_config
 
+    def find_dequantise(self) -> Callable[..., torch.Tensor]:
+        """LongLive's own function that reads a quantised cache."""
+        found: Callable[..., torch.Tensor] = self._module("utils.quant").dequantize_kv_cache
+        return found
+
     def _compile(self, pipe: Any, config: Any) -> None:
         compiled = pipe.generator.configure_torch_compile(
             backend=str(getattr(config, "torch_compile_backend", "inductor")),

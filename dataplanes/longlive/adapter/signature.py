@@ -44,6 +44,8 @@ _EXPECTED: Final[Mapping[str, str]] = {
     "utils/inference_utils.py:apply_and_merge_lora": "pipeline, config, *, device=, dtype=, verbose=",
     "utils/inference_utils.py:setup_nvfp4_pipeline": "pipeline, config, device, *, verbose=",
     "utils/inference_utils.py:place_vae_for_streaming": "pipeline, config",
+    "utils/quant.py:dequantize_kv_cache": "kv_list, max_blocks, num_heads, block_token_size, dtype, device",
+    "wan_5b/modules/causal_model.py:CausalWanModel._apply_cache_updates": "self, kv_cache, cache_update_infos",
     "wan_5b/modules/vae2_2.py:WanVAE_.clear_cache": "self",
     "wan_5b/modules/vae2_2.py:Decoder3d.forward": "self, x, feat_cache=, feat_idx=, first_chunk=",
     "wan_5b/modules/vae2_2.py:unpatchify": "x, patch_size",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -197,7 +196,10 @@ class WorkerEngine:
         with self._lock:
             session = self._session(session_id)
             if self._restart is not None:
-                self._replace_worker(self._restart)
+                failure = self._replace_worker(self._restart).get(session_id)
+                if failure is not None:
+                    failure.applied = self._applied(failure.applied)
+                    raise failure
             longer = 0.0 if self._queued is None else self._settings.load_deadline_s
             try:
                 result: ChunkResult = self._call("step", session_id, deadline_s=self._settings.step_deadline_s + longer)
@@ -269,11 +271,46 @@ class WorkerEngine:
             self._restarted = None
         return applied
 
-    def _replace_worker(self, waiting: _Waiting) -> None:
+    def _replace_worker(self, waiting: _Waiting) -> dict[str, EngineError]:
+        """Start another worker under the setting; why sessions that were open are no more.
+
+        Raises:
+            WorkerDiedError: neither with this setting nor with the one before is there a worker.
+        """
         spec, before = self._spec, self._setting
         assert spec is not None and before is not None
         self._restart = None
         started_s = self._clock.monotonic_s()
+        gone = self._close_sessions()
+
+        def answer(refusal: EngineError | None) -> Applied:
+            changed = sorted(
+                name for name in {*before, *waiting.setting} if before.get(name) != waiting.setting.get(name)
+            )
+            return Applied(
+                version=waiting.version,
+                setting_id=(waiting.setting if refusal is None else before).config_id,
+                chunk=self._chunk,
+                transition=Transition.RESTART,
+                seconds=self._clock.monotonic_s() - started_s,
+                keeps_kv=False,
+                refused={} if refusal is None else dict.fromkeys(changed, str(refusal)),
+            )
+
+        try:
+            refusal = self._load_or_go_back(spec, waiting.setting, before)
+            gone |= self._reopen_sessions()
+        except WorkerDiedError as error:
+            # The owner loads again and must not be led into the same setting at once, so this is an answer to it.
+            error.applied = (answer(error),)
+            raise
+        self._setting = waiting.setting if refusal is None else before
+        self._restarted = answer(refusal)
+        return gone
+
+    def _close_sessions(self) -> dict[str, EngineError]:
+        """End the clips in the worker that is to be replaced, and keep what their decoders held; which failed."""
+        gone: dict[str, EngineError] = {}
         for session_id, session in tuple(self._sessions.items()):
             try:
                 frames = self._call("close", session_id, deadline_s=self._settings.load_deadline_s)
@@ -281,52 +318,64 @@ class WorkerEngine:
                 if error.code == "engine.worker_died":
                     raise
                 del self._sessions[session_id]
+                gone[session_id] = error
                 continue
             session.waiting = (*session.waiting, frames)
-        refused: Mapping[str, str] = {}
-        setting = waiting.setting
+        return gone
+
+    def _reopen_sessions(self) -> dict[str, EngineError]:
+        """Begin the clips again where they were; those that the fresh engine refuses are no more, and why."""
+        self._chunks_before = self._chunk
+        gone: dict[str, EngineError] = {}
+        for session_id, session in tuple(self._sessions.items()):
+            try:
+                self._reopen(session)
+            except EngineError as error:
+                if error.code == "engine.worker_died":
+                    raise
+                gone[session_id] = error
+                self._forget(session_id)
+        return gone
+
+    def _load_or_go_back(self, spec: LoadSpec, wanted: Configuration, before: Configuration) -> EngineError | None:
+        """Why the setting before is loaded again; None: the wanted one is. Raises: WorkerDiedError: neither is."""
         try:
-            self._load_anew(spec, setting)
+            self._load_anew(spec, wanted)
+            return None
         except EngineError as error:
-            names = {name for name in {*before, *setting} if before.get(name) != setting.get(name)}
-            refused = {name: str(error) for name in sorted(names)}
-            setting = before
+            if error.code == "engine.worker_died":
+                raise
+            refusal = error
+        try:
             self._load_anew(spec, before)
-        self._reopen()
-        self._setting = setting
-        self._restarted = Applied(
-            version=waiting.version,
-            setting_id=setting.config_id,
-            chunk=self._chunk,
-            transition=Transition.RESTART,
-            seconds=self._clock.monotonic_s() - started_s,
-            keeps_kv=False,
-            refused=refused,
-        )
+        except EngineError as error:
+            if error.code == "engine.worker_died":
+                raise
+            both = f"{refusal.message}, and the setting before cannot be loaded again: {error.message}"
+            raise self._lose(both) from error
+        return refusal
 
     def _load_anew(self, spec: LoadSpec, setting: Configuration) -> None:
         self._drop()
         self._process = self._start()
         self._call("load", replace(spec, setting=setting), deadline_s=self._settings.load_deadline_s)
 
-    def _reopen(self) -> None:
-        self._chunks_before = self._chunk
-        for session in self._sessions.values():
-            session.chunks_before += session.chunks
-            session.chunks = 0
-            spec = session.spec
-            remaining = max(spec.chunks - session.chunks_before, 1) if spec.chunks else 0
-            again = replace(spec, prompt=session.prompt, chunks=remaining, seed=spec.seed + session.chunks_before)
-            self._call("open", again, deadline_s=self._settings.deadline_s)
-            for at, prompt, scene_cut in session.pushed:
-                self._call(
-                    "push_prompt",
-                    spec.session_id,
-                    prompt,
-                    scene_cut=scene_cut,
-                    at_chunk=at - session.chunks_before,
-                    deadline_s=self._settings.deadline_s,
-                )
+    def _reopen(self, session: _Session) -> None:
+        session.chunks_before += session.chunks
+        session.chunks = 0
+        spec = session.spec
+        remaining = max(spec.chunks - session.chunks_before, 1) if spec.chunks else 0
+        again = replace(spec, prompt=session.prompt, chunks=remaining, seed=spec.seed + session.chunks_before)
+        self._call("open", again, deadline_s=self._settings.deadline_s)
+        for at, prompt, scene_cut in session.pushed:
+            self._call(
+                "push_prompt",
+                spec.session_id,
+                prompt,
+                scene_cut=scene_cut,
+                at_chunk=at - session.chunks_before,
+                deadline_s=self._settings.deadline_s,
+            )
 
     def _forget(self, session_id: str) -> None:
         """After a chunk failed: engines close the session then, and one that did not must not keep it."""
@@ -352,7 +401,7 @@ class WorkerEngine:
         try:
             return WorkerProcess(self._settings)
         except WorkerGoneError as error:
-            raise WorkerDiedError(error.message) from error
+            raise self._lose(error.message) from error
 
     def _call(self, method: str, *arguments: Any, deadline_s: float, **keywords: Any) -> Any:
         if self._process is None:
@@ -363,10 +412,15 @@ class WorkerEngine:
             # An engine that says so itself cannot go on in its process: a GPU's fault stays until the process ends.
             if error.code != "engine.worker_died":
                 raise
-            self.lost_sessions = tuple(sorted(self._sessions))
-            self._sessions.clear()
-            self._drop()
-            raise WorkerDiedError(error.message, lost_sessions=self.lost_sessions) from error
+            raise self._lose(error.message) from error
+
+    def _lose(self, message: str) -> WorkerDiedError:
+        """The worker is gone with its sessions; those of an earlier one stay lost until something is loaded."""
+        lost = tuple(sorted(self._sessions))
+        self.lost_sessions = lost or self.lost_sessions
+        self._sessions.clear()
+        self._drop()
+        return WorkerDiedError(message, lost_sessions=lost)
 
     def _drop(self) -> None:
         if self._process is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -159,14 +161,14 @@ def test_a_cache_made_anew_is_filled_from_the_clip_s_first_and_last_latents(make
     for _ in range(5):
         engine.step("a")
     clip_state = engine._clip
-    first, last = clip_state.first, clip_state.recent[-1]  # type: ignore[union-attr]
+    first, last = clip_state.first.latents, clip_state.recent[-1].latents  # type: ignore[union-attr]
     engine.apply(setting(window=24), 1)
     engine.step("a")
     # Two chunks of history fit beside the one being made.
     assert clip_state.position == 24  # type: ignore[union-attr]
     assert engine._driver.pipe.kv_cache_pos[0]["k"].shape[1] == 24 * 4  # type: ignore[union-attr]
     (expected,) = {float(first.float().mean() + last.float().mean())}  # type: ignore[union-attr]
-    made = float(clip_state.recent[-1].float().mean())  # type: ignore[union-attr]
+    made = float(clip_state.recent[-1].latents.float().mean())  # type: ignore[union-attr]
     held = float(engine._driver.pipe.kv_cache_pos[0]["sum"])  # type: ignore[union-attr]
     assert held == pytest.approx(expected + made, abs=1e-5)
 
@@ -212,6 +214,92 @@ def test_a_scene_cut_pins_its_chunk_even_where_a_call_begins_with_it(make_engine
     # Four tokens a latent frame; the cache holds 32 frames.
     assert pinned[0] == 24 * 4
     assert offsets == [{8}, {16}, {16}]
+
+
+@pytest.mark.parametrize("window", [16, 24, 32])
+def test_the_sink_of_a_shot_is_pinned_again_in_a_cache_that_is_made_anew(make_engine: Make, window: int) -> None:
+    engine = loaded(make_engine, setting(multi_shot="yes", sink=8, window=32 if window < 32 else 24))
+    engine.open(SessionSpec(session_id="a", prompt="a cat"))
+    engine.step("a")
+    engine.push_prompt("a", "a street", scene_cut=True)
+    for _ in range(5):
+        engine.step("a")
+    state, passes = engine._clip, []
+    assert state is not None
+    first, pinned, last = state.first, state.pinned, state.recent[-1]
+    assert pinned is not None and pinned not in state.recent, "its chunk is long out of the last ones"
+    expected = {16: [first], 24: [first, pinned], 32: [first, pinned, last]}[window]
+    engine._driver.pipe.generator.register_forward_pre_hook(  # type: ignore[union-attr]
+        lambda module, _, given: passes.append((module.model.rope_temporal_offset, given["noisy_image_or_video"])),
+        with_kwargs=True,
+    )
+    engine.apply(setting(multi_shot="yes", sink=8, window=window), 1)
+    assert not engine.step("a").applied[0].refused
+    offsets = [offset for offset, _ in passes]
+    given = [latents for _, latents in passes[: len(expected)]]
+    assert all(torch.equal(one, each.latents) for one, each in zip(given, expected, strict=True))
+    assert offsets == [8.0 * each.shot for each in expected] + [8.0] * 5, "each at its own shot's place in time"
+    caches = engine._driver.pipe.kv_cache_pos  # type: ignore[union-attr]
+    # Four tokens a latent frame; a window of two chunks has no room for it.
+    place = (-1, 0) if window == 16 else (8 * 4, 8 * 4)
+    assert {(int(cache["pinned_start"]), int(cache["pinned_len"])) for cache in caches} == {place}
+
+
+def test_without_multi_shot_no_sink_is_pinned_again(make_engine: Make) -> None:
+    engine = loaded(make_engine, setting(multi_shot="yes", sink=8))
+    engine.open(SessionSpec(session_id="a", prompt="a cat"))
+    engine.step("a")
+    engine.push_prompt("a", "a street", scene_cut=True)
+    engine.step("a")
+    engine.step("a")
+    engine.apply(setting(multi_shot="no", window=24), 1)
+    engine.step("a")
+    assert int(engine._driver.pipe.kv_cache_pos[0]["pinned_start"]) == -1  # type: ignore[union-attr]
+    engine.apply(setting(multi_shot="yes", window=32), 2)
+    engine.step("a")
+    assert int(engine._driver.pipe.kv_cache_pos[0]["pinned_start"]) == -1, "what the cache did not hold is not made up"  # type: ignore[union-attr]
+
+
+def test_what_a_quantised_cache_lost_of_a_chunk_is_measured_from_what_was_written(make_engine: Make) -> None:
+    engine = loaded(make_engine, nvfp4(kv="nvfp4", window=16))
+    engine.open(SessionSpec(session_id="a", prompt="a cat"))
+    quant = importlib.import_module("utils.quant")
+    for number in range(4):
+        found = engine.step("a").report.kv_signal_to_noise_db
+        clip_state = engine._clip
+        assert clip_state is not None and clip_state.first is not None
+        latents = (clip_state.recent[-1] if number else clip_state.first).latents
+        # The double's keys are its latents: 32 tokens of two heads of four.
+        key = latents.reshape(1, 32, -1)[..., :8].reshape(-1, 4)
+        slot = quant.quantize_to_fp4(key, engine._driver.pipe.kv_quant_config)  # type: ignore[union-attr]
+        lost = key - quant.dequantize_kv_cache([slot], 1, 2, 32, key.dtype, key.device).reshape(-1, 4)
+        expected = 20 * math.log10(float(key.float().norm() / lost.float().norm()))
+        assert found == pytest.approx(expected, abs=0.05), "keys and values lose alike here"
+        assert 10 < expected < 40
+    engine.apply(nvfp4(kv="bf16", window=16), 1)
+    assert engine.step("a").report.kv_signal_to_noise_db is None, "nothing is quantised"
+    engine.apply(nvfp4(kv="nvfp4", window=16, steps=2), 2)
+    assert engine.step("a").report.kv_signal_to_noise_db is not None, "another generator is looked at, too"
+
+
+def test_a_cache_that_cannot_be_read_back_costs_the_figure_and_not_the_clip(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = loaded(make_engine, nvfp4(kv="nvfp4"))
+    engine.open(SessionSpec(session_id="a", prompt="a cat"))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(engine._driver.hooks._fidelity, "_dequantise", fail)  # type: ignore[union-attr]
+    assert [engine.step("a").report.kv_signal_to_noise_db for _ in range(2)] == [None, None]
+    assert capsys.readouterr().err.count("RuntimeError: no such kernel") == 1, "told once"
+
+
+def test_a_compiled_generator_is_not_looked_into(make_engine: Make) -> None:
+    engine = loaded(make_engine, nvfp4(kv="nvfp4", compile="yes"))
+    engine.open(SessionSpec(session_id="a", prompt="a cat"))
+    assert engine.step("a").report.kv_signal_to_noise_db is None
 
 
 def test_a_prompt_for_a_chunk_that_has_begun_is_refused(make_engine: Make) -> None:

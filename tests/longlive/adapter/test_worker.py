@@ -244,6 +244,76 @@ def test_a_restart_that_fails_goes_back_to_what_was_there(make_worker: Make) -> 
     assert dict(applied.refused) == {"ranks": "no memory for 4 ranks"}
 
 
+def test_a_worker_killed_while_it_loads_for_a_restart_is_told_as_dead_and_a_load_starts_another(
+    make_worker: Make, tmp_path: Path
+) -> None:
+    engine = small(make_worker, fault="hang_load", touches=str(tmp_path / "began"))
+    engine.load(SPEC)
+    engine.open(SessionSpec(session_id="a", prompt="x"))
+    engine.step("a")
+    engine.apply(TWO, 7)
+    killer = threading.Thread(target=lambda: os.kill(wait_for(tmp_path / "began")[0], signal.SIGKILL))
+    killer.start()
+    with pytest.raises(WorkerDiedError, match=r"died during load: signal SIGKILL.*lost sessions: a") as caught:
+        engine.step("a")
+    killer.join()
+    assert caught.value.lost_sessions == engine.lost_sessions == ("a",)
+    (answer,) = caught.value.applied
+    assert (answer.version, answer.setting_id, answer.chunk) == (7, ONE.config_id, 1), "whoever asked is told, too"
+    assert set(answer.refused) == {"steps", "ranks"} and "SIGKILL" in answer.refused["ranks"]
+    assert not engine.is_running()
+    for call in (lambda: engine.step("a"), lambda: engine.apply(ONE, 8)):
+        with pytest.raises(WorkerDiedError):
+            call()
+    assert engine.load(SPEC) == MemorySplit(weights_bytes=100)
+    engine.open(SessionSpec(session_id="b", prompt="x"))
+    result = engine.step("b")
+    assert (result.report.chunk, result.report.setting_id, result.applied) == (1, ONE.config_id, ())
+
+
+def test_a_restart_that_cannot_go_back_either_is_told_with_its_sessions(make_worker: Make, tmp_path: Path) -> None:
+    engine = small(make_worker, fault="no_way_back", touches=str(tmp_path / "loaded"))
+    engine.load(SPEC)
+    engine.open(SessionSpec(session_id="a", prompt="x"))
+    engine.apply(FOUR, 1)
+    with pytest.raises(WorkerDiedError, match="somebody else took the memory; lost sessions: a") as caught:
+        engine.step("a")
+    assert "no memory for 4 ranks" in caught.value.applied[0].refused["ranks"]
+    assert not engine.is_running()
+    (tmp_path / "loaded").unlink()
+    engine.load(SPEC)
+    engine.open(SessionSpec(session_id="a", prompt="x"))
+    assert engine.step("a").report.chunk == 0
+
+
+def test_a_worker_that_does_not_come_up_for_a_restart_is_told_with_its_sessions(make_worker: Make) -> None:
+    engine = small(make_worker)
+    engine.load(SPEC)
+    engine.open(SessionSpec(session_id="a", prompt="x"))
+    engine.apply(TWO, 1)
+    engine._settings = replace(engine._settings, start_deadline_s=0.01)
+    with pytest.raises(WorkerDiedError, match=r"within 0\.01 s.*lost sessions: a"):
+        engine.step("a")
+    with pytest.raises(WorkerDiedError, match="lost with its worker"):
+        engine.step("a")
+
+
+def test_a_session_that_a_restarted_engine_has_no_room_for_is_told_and_the_others_go_on(make_worker: Make) -> None:
+    engine = small(make_worker, fault="full")
+    engine.load(SPEC)
+    for name in ("a", "b"):
+        engine.open(SessionSpec(session_id=name, prompt="x"))
+    engine.apply(TWO, 3)
+    with pytest.raises(EngineError, match="no memory for another cache") as caught:
+        engine.step("a")
+    assert caught.value.code == "engine.out_of_memory"
+    assert [(one.version, one.setting_id) for one in caught.value.applied] == [(3, TWO.config_id)]
+    with pytest.raises(EngineError, match="unknown session"):
+        engine.step("a")
+    result = engine.step("b")
+    assert (result.report.setting_id, result.report.session_chunk, result.applied) == (TWO.config_id, 0, ())
+
+
 def test_an_older_version_is_stale_over_a_restart_too(make_worker: Make) -> None:
     engine = small(make_worker)
     engine.load(SPEC)

@@ -23,7 +23,9 @@ class SmallEngine:
     """Frames carry the process, so that a test sees who made them.
 
     Args:
-        fault: what goes wrong: exit, hang, child, oom, raise, device, chunk (the session is closed by itself).
+        fault: what goes wrong: exit, hang, child, oom, raise, device, chunk (the session is closed by itself),
+            hang_load (loading two ranks does not end), no_way_back (only the first process loads),
+            full (two ranks have room for no session called a).
         touches: file that says that it has begun to.
         keeps: not empty: it restarts its ranks by itself.
     """
@@ -54,6 +56,12 @@ class SmallEngine:
     def load(self, spec: LoadSpec) -> MemorySplit:
         if spec.setting["ranks"] == 4 or self._fault == "oom":
             raise EngineError(f"no memory for {spec.setting['ranks']} ranks", code="engine.out_of_memory")
+        if self._fault == "hang_load" and spec.setting["ranks"] == 2:
+            self._hang([])
+        if self._fault == "no_way_back":
+            if Path(self._touches).exists():
+                raise EngineError("somebody else took the memory", code="engine.out_of_memory")
+            Path(self._touches).touch()
         self._setting = spec.setting
         return MemorySplit(weights_bytes=100 * int(spec.setting["ranks"]))
 
@@ -72,6 +80,8 @@ class SmallEngine:
     def open(self, spec: SessionSpec) -> None:
         if spec.session_id in self._sessions:
             raise EngineError(f"session {spec.session_id}: is open already")
+        if self._fault == "full" and self._setting["ranks"] == 2 and spec.session_id == "a":
+            raise EngineError("no memory for another cache", code="engine.out_of_memory")
         self._sessions[spec.session_id] = [spec, spec.prompt, 0]
 
     def step(self, session_id: str) -> ChunkResult:
@@ -135,10 +145,12 @@ class SmallEngine:
             print("last words", flush=True)
             os._exit(3)
         if self._fault in ("hang", "child"):
-            held = [subprocess.Popen(["sleep", "600"]).pid] if self._fault == "child" else []
-            Path(self._touches + ".part").write_text(" ".join(map(str, [os.getpid(), *held])))
-            Path(self._touches + ".part").rename(self._touches)
-            time.sleep(600)
+            self._hang([subprocess.Popen(["sleep", "600"]).pid] if self._fault == "child" else [])
+
+    def _hang(self, held: list[int]) -> None:
+        Path(self._touches + ".part").write_text(" ".join(map(str, [os.getpid(), *held])))
+        Path(self._touches + ".part").rename(self._touches)
+        time.sleep(600)
 
 
 def make(**keywords: str) -> SmallEngine:

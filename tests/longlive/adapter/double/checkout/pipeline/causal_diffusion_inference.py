@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 from utils.config import section_get, wan_default_config
 from utils.fault import fault
+from utils.quant import quantize_to_fp4
 from utils.wan_5b_wrapper import WanDiffusionWrapper, WanTextEncoder, build_vae_5b
 
 _SHAPE = wan_default_config["Wan2.2-TI2V-5B"]
@@ -220,13 +221,24 @@ class CausalDiffusionInferencePipeline(torch.nn.Module):
         fault("oom_at_cache", self.local_attn_size)
 
         def layer():
-            tokens = self.local_attn_size * self.frame_seq_length
-            kind = torch.uint8 if self.quantize_kv else dtype
-            held = torch.zeros([batch_size, tokens, _SHAPE["num_heads"], _SHAPE["head_dim"]], dtype=kind)
+            heads, size = _SHAPE["num_heads"], _SHAPE["head_dim"]
+            block = self.num_frame_per_block * self.frame_seq_length
+            blocks = self.local_attn_size * self.frame_seq_length // block
+
+            def zeros():
+                if not self.quantize_kv:
+                    return torch.zeros([batch_size, blocks * block, heads, size], dtype=dtype)
+                return [
+                    quantize_to_fp4(torch.zeros([block * heads, size]), self.kv_quant_config) for _ in range(blocks)
+                ]
+
             return {
-                "k": [SimpleNamespace(values=held)] if self.quantize_kv else held,
-                "v": [SimpleNamespace(values=held.clone())] if self.quantize_kv else held.clone(),
+                "k": zeros(),
+                "v": zeros(),
                 "quantized": self.quantize_kv,
+                "block_token_size": block,
+                "max_blocks": blocks,
+                "num_heads": heads,
                 "global_end_index": torch.tensor([0]),
                 "local_end_index": torch.tensor([0]),
                 "pinned_start": torch.tensor([-1]),
