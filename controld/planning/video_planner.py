@@ -8,7 +8,8 @@ import json
 import logging
 from collections.abc import Callable, Iterable
 
-from controld.candidates.video_profile import VideoProfile, is_video_document
+from controld.candidates.stored import StoredVideoReader
+from controld.candidates.video_profile import VideoProfile
 from controld.contract.clock import Clock
 from controld.contract.configuration import Configuration
 from controld.contract.errors import ControldError
@@ -75,6 +76,7 @@ class VideoPlanner:
         self._book = EngineBook(store, clock, self._connected)
         self._published: dict[Selector, tuple[dict[str, Configuration], ClassRules]] = {}
         self._profiles: tuple[VideoProfile, ...] = ()
+        self._profile_reader = StoredVideoReader()
         self._fittings: dict[tuple[str, ...], Fitting] = {}
         self._profiles_are_stale = True
         self._wake = asyncio.Event()
@@ -356,15 +358,10 @@ class VideoPlanner:
         except StoreError:
             self._profiles_are_stale = True
             raise
-        found = []
-        for record in records:
-            if not is_video_document(record.document):
-                continue
-            try:
-                found.append(VideoProfile.from_json(record.document))
-            except ControldError as error:
-                _log.error("video profile left out: %s", error, extra={"config_id": record.key.config_id})
-        self._profiles = tuple(found)
+        stored = await asyncio.to_thread(self._profile_reader.read, records)
+        for row in stored.unreadable:
+            _log.error("%s: %s", row.where, row.what)
+        self._profiles = stored.profiles
         self._fittings.clear()
 
     async def _checkpoint(self) -> None:
