@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from controld.candidates.video_profile import VideoProfile
+from controld.contract.configuration import Configuration
 from controld.contract.decision import DEFAULT_CLASS
 from controld.contract.errors import ControldError
 from controld.contract.space import StrategySpace
@@ -107,12 +108,20 @@ def offered_settings(space_json: str, profiles: Sequence[VideoProfile]) -> froze
         space = StrategySpace.from_json(space_json)
     except ControldError:
         return frozenset()
-    return frozenset(profile.setting_id for profile in profiles if _is_in(space, profile))
+    return frozenset(profile.setting_id for profile in profiles if _is_in(space, profile.configuration))
 
 
-def _is_in(space: StrategySpace, profile: VideoProfile) -> bool:
+def is_of_space(space_json: str, configuration: Configuration) -> bool:
+    """Whether a setting is a point of an engine's space; none is where the space cannot be read."""
     try:
-        space.validate(profile.configuration)
+        return _is_in(StrategySpace.from_json(space_json), configuration)
+    except ControldError:
+        return False
+
+
+def _is_in(space: StrategySpace, configuration: Configuration) -> bool:
+    try:
+        space.validate(configuration)
     except ControldError:
         return False
     return True

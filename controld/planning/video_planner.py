@@ -26,7 +26,7 @@ from controld.fleet.session import AgentSession
 from controld.obs.metrics import Metrics
 from controld.planning.plane import class_rules_of, selector_of
 from controld.planning.video_engines import EngineBook, EngineKey, KnownEngine
-from controld.planning.video_plane import ENGINE_ROLE, Fitting, fitting_of, video_goals
+from controld.planning.video_plane import ENGINE_ROLE, Fitting, fitting_of, is_of_space, video_goals
 from controld.policy.model import PlaneKind, Policy, PolicySet
 from controld.store.errors import StoreError
 from controld.store.interface import Store
@@ -96,8 +96,15 @@ class VideoPlanner:
 
     async def on_session(self, session: AgentSession) -> None:
         """The fleet's callback: an agent came or went."""
-        if session.identity.kind == _KIND:
-            self.wake()
+        if session.identity.kind != _KIND:
+            return
+        known = self._book.engines.get(_key(session))
+        kept = None if known is None else known.pushed
+        if known is not None and kept is not None and session.connected:
+            # It may be another release of the engine; what is not of its space it would refuse for ever.
+            known.pushed = kept if is_of_space(session.identity.space_json, kept.configuration) else None
+            known.dirty = known.dirty or known.pushed is None
+        self.wake()
 
     async def on_telemetry(self, session: AgentSession, telemetry: Telemetry) -> None:
         """The fleet's callback: what an engine serves, and what memory it has."""

@@ -400,6 +400,27 @@ async def test_who_is_gone_for_minutes_leaves_the_snapshot_and_comes_back_to_its
     assert found is not None and found[1].configuration == FAST
 
 
+async def test_a_setting_that_the_engine_does_not_have_any_more_is_not_what_it_comes_back_to(house: House) -> None:
+    house.open("a")
+    assert await house.rounds(2) == BEST
+    identity, address = house.agent.identity, house.agent._connection._address
+    await asyncio.to_thread(house.agent.close, 0.2)
+    await eventually(lambda: not house.fleet.sessions(), "it is gone")
+    await house.store.profiles.delete([record.key for record in await house.store.profiles.list()])
+    house.planner.profiles_changed()
+    fewer = identity.space_json.replace('"values":[2,4]', '"values":[1,2]')
+    assert fewer != identity.space_json
+    initial = setting("bf16", 2)
+    house.agent = VideoAgent(replace(identity, space_json=fewer), address, initial=initial, timing=AgentTiming())
+    house.agent.start()
+    await eventually(lambda: bool(house.fleet.sessions()), "it is back")
+    (session,) = house.fleet.sessions()
+    await house.planner.on_session(session)
+    await house.planner.plan_once()
+    published = house.fleet.desired(SELECTOR)
+    assert published is not None and [r.name for r in published.resources] == ["class_rules"]
+
+
 async def test_a_setting_out_of_use_can_be_released_and_the_other_planner_lets_it_be(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
