@@ -275,6 +275,22 @@ def _average(averaged: nn.Module, model: nn.Module, decay: float) -> None:
         old.lerp_(new, 1 - decay)
 
 
+def average_weights(path: Path, other: Path) -> None:
+    """Replace weights by the mean of them and of others that were trained from the same start.
+
+    The mean lies flatter than either (Wortsman et al., "Model soups", 2022, arXiv 2203.05482, section 3), so that it
+    also bears coarser arithmetic.
+
+    Raises:
+        EngineError: a file is not there, or is of another model.
+    """
+    first, second = CausalTransformer(ModelShape()), CausalTransformer(ModelShape())
+    load_weights(first, path)
+    load_weights(second, other)
+    _average(first, second, 0.5)
+    save_weights(first, path)
+
+
 def main() -> None:
     """Build the library, train and save."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -285,7 +301,17 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--own-history", type=float, default=0.0, help="share of the history that is the model's own")
     parser.add_argument("--start", type=Path, help="weights to go on from")
+    parser.add_argument(
+        "--average-with",
+        type=Path,
+        metavar="FILE",
+        help="only write the mean of FOLDER's weights and these, no training",
+    )
     arguments = parser.parse_args()
+    out = arguments.folder / "dit.safetensors"
+    if arguments.average_with is not None:
+        average_weights(out, arguments.average_with)
+        return
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     generator = torch.Generator().manual_seed(arguments.seed)
@@ -297,7 +323,6 @@ def main() -> None:
         load_weights(model, arguments.start)
     library = build_library(vae, arguments.clips, model.shape, generator)
     print(f"{len(library.latents)} clips", flush=True)
-    out = arguments.folder / "dit.safetensors"
     train(
         model,
         library,
