@@ -98,7 +98,7 @@ class Core:
         )
         metrics.registry.register(TenantCollector(self._tenant_samples, self._jain_indices))
         self.studies = StudyService(store, fleet, clock, on_profiles=self._profiles_changed)
-        self.prober = Prober(lambda: self._policies.current, self.planner, self.studies, fleet, metrics, clock)
+        self.prober = Prober(lambda: self._policies.current, self.planner, self.studies.trials, fleet, metrics, clock)
         await self.planner.restore()
         await self.video.restore()
         self._policies.subscribe(self._on_policies)
@@ -204,13 +204,13 @@ class Core:
         self.video.profiles_changed()
 
     async def _on_trial_result(self, session: AgentSession, outcome: TrialOutcome) -> None:
-        part = self.prober if outcome.study_id == PROBE_STUDY else self.studies
+        part = self.prober if outcome.study_id == PROBE_STUDY else self.studies.trials
         await part.on_trial_result(session, outcome)
 
     async def _on_session(self, session: AgentSession) -> None:
         await self.planner.on_session(session)
         await self.video.on_session(session)
-        await self.studies.on_session(session)
+        await self.studies.trials.on_session(session)
 
 
 def build_daemon(config: Config, notifier: Notifier) -> Daemon:

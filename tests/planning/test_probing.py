@@ -49,7 +49,13 @@ class House:
     def new_prober(self) -> Prober:
         """As a process that begins has it."""
         return Prober(
-            lambda: self.policies, self.planner, self.studies, self.fleet, self.metrics, self.clock, review_s=60.0
+            lambda: self.policies,
+            self.planner,
+            self.studies.trials,
+            self.fleet,
+            self.metrics,
+            self.clock,
+            review_s=60.0,
         )
 
     async def _on_trial_result(self, session: AgentSession, outcome: TrialOutcome) -> None:
@@ -207,13 +213,13 @@ async def test_nobody_is_asked_where_no_worker_is_idle_or_nothing_is_due(
     await house.prober.review()
     worker = start_worker()
     await house.until(lambda: any(s.connected for s in house.fleet.sessions()))
-    lent = house.studies.lend("sglang", "m")
+    lent = house.studies.trials.lend("sglang", "m")
     assert lent is not None and lent.agent_id == "w0"
     await house.prober.review()
     assert not worker.asked, "somebody else has it"
-    assert house.studies.lend("sglang", "m") is None
-    house.studies.give_back("w0")
-    assert house.studies.lend("sglang", "another model") is None
+    assert house.studies.trials.lend("sglang", "m") is None
+    house.studies.trials.give_back("w0")
+    assert house.studies.trials.lend("sglang", "another model") is None
     house.policies = policy_set(service_class("chat", explore_share=0.0), generation=2)
     await house.prober.review()
     assert not worker.asked, "a policy without `probe_every` wants none"

@@ -225,7 +225,7 @@ class Bench:
     async def review(self) -> None:
         """What the service does by itself: choose trials, give them out."""
         await self.service.search()
-        await self.service.dispatch()
+        await self.service.trials.dispatch()
 
     def _count(self) -> None:
         self.new_profiles += 1
@@ -236,7 +236,7 @@ class Bench:
         await self.review()
         while self.fleet.requests:
             agent_id, task = self.fleet.requests.pop(0)
-            await self.service.on_trial_result(worker or session(agent_id), outcome_of(task, **values))
+            await self.service.trials.on_trial_result(worker or session(agent_id), outcome_of(task, **values))
             answered += 1
             await self.review()
         return answered

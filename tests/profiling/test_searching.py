@@ -106,7 +106,7 @@ async def test_each_worker_has_a_trial_and_one_ahead(bench: Any) -> None:
     study = await bench.service.get(study_id)
     assert study["trials_by_state"] == {"pending": 2, "running": 2}
     agent, task = bench.fleet.requests.pop(0)
-    await bench.service.on_trial_result(bench.session(agent), bench.outcome_of(task))
+    await bench.service.trials.on_trial_result(bench.session(agent), bench.outcome_of(task))
     await bench.review()
     request = bench.search.requests[-1]
     assert request.count == 1
@@ -162,7 +162,7 @@ async def test_a_part_that_is_proposed_again_goes_on_with_the_next_segments(benc
         bench.search.parts_left = 0
         await bench.review()
         _, task = bench.fleet.requests.pop(0)
-        await bench.service.on_trial_result(bench.session(), bench.outcome_of(task))
+        await bench.service.trials.on_trial_result(bench.session(), bench.outcome_of(task))
     assert (task.first_segment, task.segments_per_length) == (2, 3)
     study = await bench.service.get(study_id)
     assert study["state"] == "finished"
@@ -174,7 +174,7 @@ async def test_an_infeasible_part_is_told_as_such(bench: Any) -> None:
     await begun(bench)
     await bench.review()
     _, task = bench.fleet.requests.pop(0)
-    await bench.service.on_trial_result(bench.session(), bench.outcome_of(task, TrialStatus.INFEASIBLE))
+    await bench.service.trials.on_trial_result(bench.session(), bench.outcome_of(task, TrialStatus.INFEASIBLE))
     await bench.review()
     (observation,) = bench.search.requests[-1].observations
     assert observation.lossy == task.lossy
@@ -220,7 +220,7 @@ async def test_a_paused_study_begins_nothing_and_takes_what_runs(bench: Any) -> 
     await bench.review()
     _, task = bench.fleet.requests.pop(0)
     assert (await bench.service.pause(study_id))["state"] == "paused"
-    await bench.service.on_trial_result(bench.session(), bench.outcome_of(task))
+    await bench.service.trials.on_trial_result(bench.session(), bench.outcome_of(task))
     await bench.review()
     assert bench.fleet.requests == []
     bench.service = bench.make_service()  # kill -9
@@ -242,7 +242,7 @@ async def test_cancelling_a_search_keeps_what_it_measured(bench: Any) -> None:
     study_id = await begun(bench)
     await bench.review()
     _, task = bench.fleet.requests.pop(0)
-    await bench.service.on_trial_result(bench.session(), bench.outcome_of(task))
+    await bench.service.trials.on_trial_result(bench.session(), bench.outcome_of(task))
     await bench.service.pause(study_id)
     study = await bench.service.cancel(study_id)
     assert (study["state"], study["stop_reason"]) == ("cancelled", "")
@@ -255,7 +255,7 @@ async def test_a_restarted_daemon_goes_on_with_the_stored_trials(bench: Any) -> 
     study_id = await begun(bench)
     await bench.review()
     _, first = bench.fleet.requests.pop(0)
-    await bench.service.on_trial_result(bench.session(), bench.outcome_of(first))
+    await bench.service.trials.on_trial_result(bench.session(), bench.outcome_of(first))
     await bench.review()
     bench.fleet.requests.clear()
     before = await bench.service.get(study_id)
@@ -274,7 +274,7 @@ async def test_a_restarted_daemon_goes_on_with_the_stored_trials(bench: Any) -> 
         while (await bench.service.get(study_id))["state"] != "finished":
             if bench.fleet.requests:
                 agent, task = bench.fleet.requests.pop(0)
-                await bench.service.on_trial_result(bench.session(agent), bench.outcome_of(task))
+                await bench.service.trials.on_trial_result(bench.session(agent), bench.outcome_of(task))
             await asyncio.sleep(0.001)
     await bench.service.stop()
     study = await bench.service.get(study_id)
@@ -295,7 +295,7 @@ async def test_a_slow_answer_for_one_study_holds_up_no_other(bench: Any) -> None
             while (await bench.service.get(study_id))["state"] != "finished":
                 while bench.fleet.requests:
                     agent, task = bench.fleet.requests.pop(0)
-                    await bench.service.on_trial_result(bench.session(agent), bench.outcome_of(task))
+                    await bench.service.trials.on_trial_result(bench.session(agent), bench.outcome_of(task))
                 await asyncio.sleep(0.001)
 
     await finished(other)
@@ -361,7 +361,7 @@ async def test_events_of_a_long_search_stay_small_and_end_with_it(bench: Any) ->
     while bench.fleet.requests:
         agent, task = bench.fleet.requests.pop(0)
         count += 1
-        await bench.service.on_trial_result(bench.session(agent), bench.outcome_of(task, loss_nats=1 / 2**count))
+        await bench.service.trials.on_trial_result(bench.session(agent), bench.outcome_of(task, loss_nats=1 / 2**count))
         await bench.review()
         await asyncio.sleep(0)
     async with asyncio.timeout(5):
@@ -378,7 +378,7 @@ async def test_watchers_are_told_of_a_change_of_the_detail_alone(bench: Any) -> 
     study_id = await begun(bench, budget=40)
     await bench.review()
     agent, task = bench.fleet.requests[0]
-    await bench.service.on_trial_result(bench.session(agent), bench.outcome_of(task))
+    await bench.service.trials.on_trial_result(bench.session(agent), bench.outcome_of(task))
     states = bench.service.events(study_id)
     before = await anext(states)
     assert (before["detail"], before["trials_by_state"]) == ("", {"measured": 1, "running": 1})

@@ -72,8 +72,8 @@ async def test_a_study_gives_a_profile_for_every_coder_of_every_part(bench: Any)
 async def test_one_worker_gets_one_trial_at_a_time_and_two_work_side_by_side(bench: Any) -> None:
     bench.fleet.connected.append(bench.session("w1"))
     await bench.service.begin(REQUEST)
-    await bench.service.dispatch()
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
+    await bench.service.trials.dispatch()
     assert sorted(agent for agent, _ in bench.fleet.requests) == ["w0", "w1"]
     assert len({task.trial_id for _, task in bench.fleet.requests}) == 2
 
@@ -94,7 +94,7 @@ async def test_two_models_must_be_told_apart(bench: Any) -> None:
         await bench.service.begin(REQUEST)
     assert refused.value.code == "study.ambiguous_model"
     study = await bench.service.begin({**REQUEST, "model": "e" * 64})
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     assert [agent for agent, _ in bench.fleet.requests] == ["w1"]
     assert study["model"] == "e" * 64
 
@@ -155,13 +155,13 @@ async def test_trials_that_no_message_can_carry_fail_and_others_go_on(bench: Any
     younger = (await bench.service.begin(REQUEST))["id"]
     trials = (await bench.service.get(stuck))["trials_total"]
     for _ in range(MAX_ATTEMPTS):
-        await bench.service.dispatch()
+        await bench.service.trials.dispatch()
 
     bench.service = bench.make_service()  # after a restart attempts count anew
     await bench.service.start()
     await bench.service.stop()
     for _ in range(trials * MAX_ATTEMPTS):
-        await bench.service.dispatch()
+        await bench.service.trials.dispatch()
     study = await bench.service.get(stuck)
     assert (study["state"], study["trials_by_state"]) == ("failed", {"failed": trials})
     assert {trial["attempts"] for trial in study["trials"]} <= {0, MAX_ATTEMPTS}
@@ -181,7 +181,7 @@ async def test_a_trial_that_no_message_can_carry_holds_up_none_that_are_given_ou
     bench.fleet.connected = [bench.session(), bench.session("w1", deployment="batch")]
     bench.clock.advance(1)
     younger = (await bench.service.begin({**REQUEST, "deployment": "batch"}))["id"]
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     assert [(agent, task.study_id) for agent, task in bench.fleet.requests] == [("w1", younger)]
 
 
@@ -201,11 +201,11 @@ async def test_a_stored_study_of_a_name_that_is_none_is_left_alone(bench: Any) -
 
 async def test_a_restarted_daemon_goes_on_where_it_stopped(bench: Any) -> None:
     study_id = (await bench.service.begin(REQUEST))["id"]
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     for _ in range(2):
         agent, task = bench.fleet.requests.pop(0)
-        await bench.service.on_trial_result(bench.session(agent), bench.outcome_of(task))
-        await bench.service.dispatch()
+        await bench.service.trials.on_trial_result(bench.session(agent), bench.outcome_of(task))
+        await bench.service.trials.dispatch()
     interrupted = bench.fleet.requests.pop(0)[1].trial_id
 
     bench.service = bench.make_service()  # nothing of the old one was closed: kill -9
@@ -223,9 +223,9 @@ async def test_a_restarted_daemon_goes_on_where_it_stopped(bench: Any) -> None:
 
 async def test_progress_is_shown_and_never_ends_a_trial(bench: Any) -> None:
     study_id = (await bench.service.begin(REQUEST))["id"]
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     agent, task = bench.fleet.requests[0]
-    await bench.service.on_trial_result(
+    await bench.service.trials.on_trial_result(
         bench.session(agent), bench.outcome_of(task, TrialStatus.PROGRESS, segments=2, loss_nats=0.02)
     )
     study = await bench.service.get(study_id)
@@ -238,7 +238,7 @@ async def test_progress_is_shown_and_never_ends_a_trial(bench: Any) -> None:
 
 async def test_a_worker_killed_in_a_trial_has_it_measured_by_the_next(bench: Any) -> None:
     study_id = (await bench.service.begin(REQUEST))["id"]
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     lost = bench.fleet.requests.pop(0)[1]
     bench.fleet.connected = [bench.session(instance_id="i1")]
     await bench.answer_all(bench.session(instance_id="i1"))
@@ -251,16 +251,16 @@ async def test_a_worker_killed_in_a_trial_has_it_measured_by_the_next(bench: Any
 async def test_a_trial_that_kills_every_worker_is_failed_and_the_study_goes_on(bench: Any) -> None:
     study_id = (await bench.service.begin(REQUEST))["id"]
     lives = 0
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     while bench.fleet.requests:
         _, task = bench.fleet.requests.pop(0)
         if task.trial_id == "000":
             lives += 1
             bench.fleet.connected = [bench.session(instance_id=f"life{lives}")]
         else:
-            await bench.service.on_trial_result(bench.fleet.connected[0], bench.outcome_of(task))
-        await bench.service.dispatch()
-        await bench.service.dispatch()
+            await bench.service.trials.on_trial_result(bench.fleet.connected[0], bench.outcome_of(task))
+        await bench.service.trials.dispatch()
+        await bench.service.trials.dispatch()
     assert lives == MAX_ATTEMPTS
     study = await bench.service.get(study_id)
     assert study["trials"][0]["state"] == "failed"
@@ -271,26 +271,26 @@ async def test_a_trial_that_kills_every_worker_is_failed_and_the_study_goes_on(b
 
 async def test_a_worker_that_comes_back_as_the_same_process_is_asked_again(bench: Any) -> None:
     await bench.service.begin(REQUEST)
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     _, task = bench.fleet.requests.pop(0)
     worker, bench.fleet.connected = bench.fleet.connected, []
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     bench.clock.advance(ABSENCE_S / 2)
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     assert bench.fleet.requests == []
     bench.fleet.connected = worker
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     assert bench.fleet.requests == [("w0", task)]
 
 
 async def test_a_worker_that_stays_away_loses_its_trial(bench: Any) -> None:
     await bench.service.begin(REQUEST)
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     _, task = bench.fleet.requests.pop(0)
     bench.fleet.connected = [bench.session("w1")]
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     bench.clock.advance(ABSENCE_S + 1)
-    await bench.service.dispatch()  # gives it up; w1 has another trial by now
+    await bench.service.trials.dispatch()  # gives it up; w1 has another trial by now
     await bench.answer_all()
     study = (await bench.service.list())[0]
     assert study["state"] == "finished"
@@ -300,15 +300,19 @@ async def test_a_worker_that_stays_away_loses_its_trial(bench: Any) -> None:
 
 async def test_a_failed_trial_is_tried_again_and_an_infeasible_one_is_not(bench: Any) -> None:
     study_id = (await bench.service.begin(REQUEST))["id"]
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     for number in range(MAX_ATTEMPTS):
         _, task = bench.fleet.requests.pop(0)
         assert task.trial_id == "000", number
-        await bench.service.on_trial_result(bench.session(), bench.outcome_of(task, TrialStatus.FAILED, detail="boom"))
-        await bench.service.dispatch()
+        await bench.service.trials.on_trial_result(
+            bench.session(), bench.outcome_of(task, TrialStatus.FAILED, detail="boom")
+        )
+        await bench.service.trials.dispatch()
     _, task = bench.fleet.requests.pop(0)
     assert task.trial_id == "001"
-    await bench.service.on_trial_result(bench.session(), bench.outcome_of(task, TrialStatus.INFEASIBLE, detail="no"))
+    await bench.service.trials.on_trial_result(
+        bench.session(), bench.outcome_of(task, TrialStatus.INFEASIBLE, detail="no")
+    )
     await bench.answer_all()
     study = await bench.service.get(study_id)
     assert [(trial["state"], trial["detail"]) for trial in study["trials"][:2]] == [
@@ -320,27 +324,27 @@ async def test_a_failed_trial_is_tried_again_and_an_infeasible_one_is_not(bench:
 
 async def test_a_study_without_any_measurement_has_failed(bench: Any) -> None:
     study_id = (await bench.service.begin(REQUEST))["id"]
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     while bench.fleet.requests:
         _, task = bench.fleet.requests.pop(0)
-        await bench.service.on_trial_result(bench.session(), bench.outcome_of(task, TrialStatus.INFEASIBLE))
-        await bench.service.dispatch()
+        await bench.service.trials.on_trial_result(bench.session(), bench.outcome_of(task, TrialStatus.INFEASIBLE))
+        await bench.service.trials.dispatch()
     assert (await bench.service.get(study_id))["state"] == "failed"
 
 
 async def test_cancelling_stops_the_worker_and_keeps_what_was_measured(bench: Any) -> None:
     study_id = (await bench.service.begin(REQUEST))["id"]
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     _, first = bench.fleet.requests.pop(0)
-    await bench.service.on_trial_result(bench.session(), bench.outcome_of(first))
-    await bench.service.dispatch()
+    await bench.service.trials.on_trial_result(bench.session(), bench.outcome_of(first))
+    await bench.service.trials.dispatch()
     _, running = bench.fleet.requests.pop(0)
     study = await bench.service.cancel(study_id)
     assert study["state"] == "cancelled"
     assert bench.fleet.cancelled == [("w0", study_id, running.trial_id)]
     assert len(await profiles_of(bench)) == len(first.coders)
-    await bench.service.on_trial_result(bench.session(), bench.outcome_of(running, TrialStatus.CANCELLED))
-    await bench.service.dispatch()
+    await bench.service.trials.on_trial_result(bench.session(), bench.outcome_of(running, TrialStatus.CANCELLED))
+    await bench.service.trials.dispatch()
     assert bench.fleet.requests == []
     again = bench.make_service()
     await again.start()
@@ -350,12 +354,12 @@ async def test_cancelling_stops_the_worker_and_keeps_what_was_measured(bench: An
 
 async def test_late_repeated_and_unknown_results_change_nothing(bench: Any) -> None:
     study_id = (await bench.service.begin(REQUEST))["id"]
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     _, task = bench.fleet.requests.pop(0)
-    await bench.service.on_trial_result(bench.session(), bench.outcome_of(task, loss_nats=0.01))
+    await bench.service.trials.on_trial_result(bench.session(), bench.outcome_of(task, loss_nats=0.01))
     before = await profiles_of(bench)
-    await bench.service.on_trial_result(bench.session(), bench.outcome_of(task, loss_nats=5.0))
-    await bench.service.on_trial_result(bench.session(), bench.outcome_of(task, TrialStatus.FAILED))
+    await bench.service.trials.on_trial_result(bench.session(), bench.outcome_of(task, loss_nats=5.0))
+    await bench.service.trials.on_trial_result(bench.session(), bench.outcome_of(task, TrialStatus.FAILED))
     other = await bench.service.begin(REQUEST)
     assert other["id"] != study_id
     assert await profiles_of(bench) == before
@@ -405,17 +409,13 @@ async def test_an_unknown_study_is_said_to_be_unknown(bench: Any) -> None:
 
 async def test_a_store_that_fails_loses_no_trial(bench: Any) -> None:
     study_id = (await bench.service.begin(REQUEST))["id"]
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     _, task = bench.fleet.requests.pop(0)
-    await bench.store.close()
-    await bench.service.on_trial_result(bench.session(), bench.outcome_of(task))
-    assert (await bench.service.get(study_id))["trials"][0]["state"] == "pending"
-    bench.service._store = await type(bench.store).open(bench.directory, clock=bench.clock)
-    try:
-        await bench.answer_all()
-        assert (await bench.service.get(study_id))["state"] == "finished"
-    finally:
-        await bench.service._store.close()
+    with failing_updates(bench, "profiles", "INSERT"):
+        await bench.service.trials.on_trial_result(bench.session(), bench.outcome_of(task))
+        assert (await bench.service.get(study_id))["trials"][0]["state"] == "pending"
+    await bench.answer_all()
+    assert (await bench.service.get(study_id))["state"] == "finished"
 
 
 async def test_a_result_stays_kept_where_only_the_end_of_the_study_is_not(bench: Any) -> None:
@@ -425,7 +425,7 @@ async def test_a_result_stays_kept_where_only_the_end_of_the_study_is_not(bench:
             await bench.answer_all()
         study = await bench.service.get(study_id)
         assert (study["state"], study["trials_by_state"]) == ("running", {"measured": study["trials_total"]})
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     assert (await bench.service.get(study_id))["state"] == "finished"
     assert bench.fleet.requests == []
 
@@ -444,23 +444,23 @@ async def test_a_lost_trial_whose_failure_is_not_kept_is_given_up_by_the_next_re
     study_id = (await bench.service.begin(REQUEST))["id"]
     lives = 0
     while lives < MAX_ATTEMPTS:
-        await bench.service.dispatch()
-        await bench.service.dispatch()
+        await bench.service.trials.dispatch()
+        await bench.service.trials.dispatch()
         _, task = bench.fleet.requests.pop(0)
         if task.trial_id == "000":
             lives += 1
             bench.fleet.connected = [bench.session(instance_id=f"life{lives}")]
         else:
-            await bench.service.on_trial_result(bench.fleet.connected[0], bench.outcome_of(task))
+            await bench.service.trials.on_trial_result(bench.fleet.connected[0], bench.outcome_of(task))
     with failing_updates(bench, "trials"), pytest.raises(StoreError):
-        await bench.service.dispatch()
-    await bench.service.dispatch()
+        await bench.service.trials.dispatch()
+    await bench.service.trials.dispatch()
     assert (await bench.service.get(study_id))["trials"][0]["state"] == "failed"
 
 
 async def test_a_study_is_cancelled_with_all_its_trials_or_goes_on(bench: Any) -> None:
     study_id = (await bench.service.begin(REQUEST))["id"]
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     with failing_updates(bench, "trials"), pytest.raises(StoreError):
         await bench.service.cancel(study_id)
     assert (await bench.service.get(study_id))["state"] == "running"
@@ -470,12 +470,12 @@ async def test_a_study_is_cancelled_with_all_its_trials_or_goes_on(bench: Any) -
     await bench.service.stop()
     study = await bench.service.get(study_id)
     assert (study["state"], study["trials_by_state"]) == ("running", {"pending": study["trials_total"]})
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     study = await bench.service.cancel(study_id)
     assert (study["state"], study["trials_by_state"]) == ("cancelled", {"cancelled": study["trials_total"]})
     assert bench.fleet.cancelled == [("w0", study_id, "000")]
     bench.fleet.requests.clear()
-    await bench.service.dispatch()
+    await bench.service.trials.dispatch()
     assert bench.fleet.requests == []
 
 

@@ -24,7 +24,7 @@ async def test_answer_losses_are_shown_by_length_with_their_standard_error(bench
     agent_id, task = bench.fleet.requests.pop(0)
     plain = bench.outcome_of(task)
     losses = tuple(replace(loss, answer_nats=answers.get((loss.prompt_tokens, loss.segment))) for loss in plain.losses)
-    await bench.service.on_trial_result(bench.session(agent_id), replace(plain, losses=losses))
+    await bench.service.trials.on_trial_result(bench.session(agent_id), replace(plain, losses=losses))
 
     (shown,) = [t for t in (await bench.service.get(study["id"]))["trials"] if t["id"] == task.trial_id]
     short, long = shown["lengths"]

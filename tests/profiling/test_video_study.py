@@ -92,7 +92,7 @@ async def answer(bench: Any, of: Callable[[TrialTask], TrialOutcome] = outcome_o
     while bench.fleet.requests:
         agent_id, task = bench.fleet.requests.pop(0)
         bench.clock.advance(1.0)
-        await bench.service.on_trial_result(bench.session(agent_id, **WORKER), of(task))
+        await bench.service.trials.on_trial_result(bench.session(agent_id, **WORKER), of(task))
         answered += 1
         await bench.review()
     return answered
@@ -159,7 +159,7 @@ async def test_what_was_deleted_does_not_come_back_with_another_number_of_steps(
     await video.service.begin(REQUEST)
     await video.review()
     agent_id, task = video.fleet.requests.pop(0)
-    await video.service.on_trial_result(video.session(agent_id, **WORKER), outcome_of(task))
+    await video.service.trials.on_trial_result(video.session(agent_id, **WORKER), outcome_of(task))
     deleted = {record.key for record in await video.store.profiles.list()}
     assert await video.store.profiles.delete(list(deleted)) == 2
     await answer(video)
@@ -198,7 +198,7 @@ async def test_a_study_of_clips_goes_on_in_another_process(video: Any) -> None:
     study = await video.service.begin({**REQUEST, "lengths": [2]})
     await video.review()
     agent_id, task = video.fleet.requests.pop(0)
-    await video.service.on_trial_result(video.session(agent_id, **WORKER), outcome_of(task))
+    await video.service.trials.on_trial_result(video.session(agent_id, **WORKER), outcome_of(task))
     before = await video.service.get(study["id"])
     video.fleet.requests.clear()
     video.service = video.make_service()
