@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from controld.contract.decision import Mixture
 from controld.contract.errors import FieldError
-from controld.controller.evaluate import Evaluation, evaluate_classes
+from controld.controller.evaluate import Evaluation
 from controld.controller.exploration import EXPLORE_UNITS
 from controld.controller.goals import Candidate, ClassInput, TableRequest
 from controld.controller.grid import Grid
@@ -20,6 +20,7 @@ from controld.controller.knobs.remembering import Remembering
 from controld.controller.knobs.tiers import knob_for_tier
 from controld.controller.plan import Indices, Plan, TablePlan, compact
 from controld.controller.posterior import StageCorrection
+from controld.controller.sweeps import evaluate_classes
 
 _STEADY_LOG = 0.01
 _STEADY_SPREAD = 1.25

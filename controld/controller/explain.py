@@ -13,11 +13,12 @@ from controld.contract.decision import DEFAULT_CLASS
 from controld.contract.effect import Effect
 from controld.contract.errors import ControldError
 from controld.controller.choice import NEAR
-from controld.controller.evaluate import Evaluation, evaluate_classes
+from controld.controller.evaluate import Evaluation
 from controld.controller.finite import finite
 from controld.controller.goals import Candidate, ClassInput, Objective
 from controld.controller.knobs.base import STAGES, Context, Stage
 from controld.controller.plan import TablePlan
+from controld.controller.sweeps import evaluate_classes
 
 
 class ArmVerdict(StrEnum):

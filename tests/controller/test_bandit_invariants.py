@@ -16,7 +16,7 @@ from controld.candidates.profile import Profile, StageTime
 from controld.contract.decision import RAW
 from controld.contract.effect import Effect, Half, Path, Verdict
 from controld.controller.decide import decide
-from controld.controller.evaluate import Evaluation, evaluate_classes
+from controld.controller.evaluate import Evaluation
 from controld.controller.explain import find_cell
 from controld.controller.exploration import HOPELESS
 from controld.controller.goals import ClassGoal, ClassInput, Objective
@@ -25,6 +25,7 @@ from controld.controller.knobs.kv_transfer import KvTransfer
 from controld.controller.learner import Feedback, Learner
 from controld.controller.plan import TablePlan, plan_equal
 from controld.controller.posterior import HALF_LIFE_S, StageCorrection
+from controld.controller.sweeps import evaluate_classes
 
 Build = Callable[..., Any]
 NOW = 10_000.0

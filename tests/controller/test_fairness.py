@@ -17,13 +17,13 @@ from controld.contract.decision import RAW
 from controld.contract.errors import FieldError
 from controld.contract.fair_queue import FairQueue
 from controld.controller.decide import decide
-from controld.controller.evaluate import evaluate_classes
 from controld.controller.explain import ArmVerdict, explain_cell, find_cell
 from controld.controller.fairness import jain_index, relative_weights
 from controld.controller.goals import ClassGoal, Objective
 from controld.controller.grid import Grid
 from controld.controller.knobs.kv_transfer import KvTransfer
 from controld.controller.plan import Plan, TablePlan
+from controld.controller.sweeps import evaluate_classes
 
 Build = Callable[..., Any]
 SHARED_LINK = KvTransfer(exclusive_connection=False)
