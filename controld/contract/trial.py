@@ -162,6 +162,7 @@ class ClipLoss:
 
     def __post_init__(self) -> None:
         _require_between(self, "loss", -MAX_CLIP_LOSS, MAX_CLIP_LOSS)
+        _require_between(self, "chunks", 1, MAX_FRAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -282,7 +282,7 @@ def study_from_records(record: StudyRecord, trial_records: tuple[TrialRecord, ..
             is_video=is_video,
         )
         trials = {row.trial_id: _trial_from_record(study, row) for row in trial_records}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FieldError(f"study {record.study_id}", f"cannot be read: {error!r}") from error
     return replace(study, trials=trials)
 

@@ -13,9 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from controld.contract.clock import Clock
+from controld.contract.errors import FieldError
 from controld.contract.trial import TrialOutcome, TrialStatus
 from controld.fleet.errors import FleetError
 from controld.fleet.session import AgentSession
+from controld.profiling.answer import require_answer
 from controld.profiling.dispatch import Assignment, Plan, TrialKey, after_giving_up, fits, plan_assignments
 from controld.profiling.profilers import Profiler, TrialFleet, profilers_among
 from controld.profiling.results import rows_of
@@ -194,7 +196,12 @@ class TrialFlow:
         elif outcome.status is TrialStatus.CANCELLED and study.state.is_open:
             await self._give_up(key, "the worker gave it up", outcome.seconds)
         else:
-            await self._end_trial(study, trial, outcome, hardware)
+            try:
+                await self._end_trial(study, trial, outcome, hardware)
+            except FieldError as error:
+                # A worker's words must not hold up the study; what it says again is refused again, and that is an end.
+                _log.warning("result of trial %s of %s refused: %s", *reversed(key), error)
+                await self._give_up(key, f"the result is refused: {error}", outcome.seconds)
 
     def _drop_assignment(self, key: TrialKey, agent_id: str) -> None:
         assignment = self._assignments.get(key)
@@ -213,6 +220,7 @@ class TrialFlow:
         )
         records: list[ProfileRecord] = []
         if ended.state is TrialState.MEASURED:
+            require_answer(trial.task, outcome)
             whole = study.with_trial(ended)
             others = [one for one in self._book.all() if one.study_id != study.study_id]
             records = await self._rows_to_store([*others, whole], whole, ended)

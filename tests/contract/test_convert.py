@@ -178,13 +178,14 @@ CLIP_TASKS = st.builds(
     first_segment=st.integers(0, 2**31),
 )
 ENGINE_NUMBERS = st.floats(0, 1e4)
+CHUNKS = st.integers(1, 2**31 - 1)
 CLIP_OUTCOMES = st.builds(
     TrialOutcome,
     study_id=NAMES,
     trial_id=NAMES,
     status=st.sampled_from(TrialStatus),
     clips=st.lists(
-        st.builds(ClipLoss, chunks=TOKENS, segment=st.integers(0, 2**31), loss=st.floats(-1e6, 1e6)),
+        st.builds(ClipLoss, chunks=CHUNKS, segment=st.integers(0, 2**31), loss=st.floats(-1e6, 1e6)),
         min_size=1,
         max_size=3,
     ).map(tuple),
@@ -194,7 +195,7 @@ CLIP_OUTCOMES = st.builds(
             variant=NAMES,
             forward_s=st.floats(1e-9, 1e4),
             vae_s=ENGINE_NUMBERS,
-            frames_per_chunk=TOKENS,
+            frames_per_chunk=CHUNKS,
             memory=st.builds(MemorySplit, weights_bytes=COUNTS, kv_bytes=COUNTS, activation_bytes=COUNTS),
             session_bytes=COUNTS,
             reference_bytes=st.integers(1, 2**53),

@@ -46,3 +46,23 @@ def test_a_space_without_lossless_parameters_has_no_variants() -> None:
 def test_what_is_no_variant_is_refused() -> None:
     with pytest.raises(FieldError):
         with_variant(Configuration({"steps": 2}), '{"vae":')
+
+
+def test_a_variant_that_would_change_the_lossy_part_is_refused() -> None:
+    with pytest.raises(FieldError, match=r"variant\.steps"):
+        with_variant(Configuration({"steps": 2}), '{"steps":4,"vae":"async"}')
+    with pytest.raises(FieldError, match=r"variant\.code"):
+        with_variant(Configuration({"code": "none"}), "entropy")
+
+
+def test_the_variant_of_defaults_has_a_name_too() -> None:
+    vae = Parameter(name="vae", values=("stream", "async"), lossy=False, default="stream")
+    space = StrategySpace(parameters=(Parameter(name="steps", values=(2, 4)), vae))
+    lossy = Configuration({"steps": 2})
+    names = [variant_name(space, whole) for whole in space.coders(lossy)]
+    assert names == ["{}", '{"vae":"async"}']
+    assert [with_variant(lossy, name) for name in names] == list(space.coders(lossy))
+
+
+def test_a_kv_part_whose_coder_does_not_exist_has_no_name() -> None:
+    assert variant_name(KV, Configuration({"quantise": "levels"})) == ""

@@ -253,8 +253,8 @@ class House:
         self.store = store
         self.fleet = FleetServer(
             store,
-            on_trial_result=lambda session, outcome: self.service.on_trial_result(session, outcome),
-            on_session=lambda session: self.service.on_session(session),
+            on_trial_result=lambda session, outcome: self.service.trials.on_trial_result(session, outcome),
+            on_session=lambda session: self.service.trials.on_session(session),
         )
         self.service = StudyService(store, self.fleet, SystemClock(), review_s=0.2)
 

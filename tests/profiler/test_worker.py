@@ -46,8 +46,8 @@ class House:
         self.store = await SqliteStore.open(self._state_dir)
         self.fleet = FleetServer(
             self.store,
-            on_trial_result=lambda session, outcome: self.service.on_trial_result(session, outcome),
-            on_session=lambda session: self.service.on_session(session),
+            on_trial_result=lambda session, outcome: self.service.trials.on_trial_result(session, outcome),
+            on_session=lambda session: self.service.trials.on_session(session),
         )
         self.service = StudyService(self.store, self.fleet, SystemClock(), review_s=0.2)
         await self.fleet.start([self._address])

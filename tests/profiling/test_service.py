@@ -199,6 +199,17 @@ async def test_a_stored_study_of_a_name_that_is_none_is_left_alone(bench: Any) -
     assert (await bench.service.get(good.study_id))["state"] == "finished"
 
 
+@pytest.mark.parametrize("spec", ["[]", "3", '"x"', "{", "null"])
+async def test_a_stored_study_that_is_no_object_is_left_alone(bench: Any, spec: str) -> None:
+    await bench.service.begin(REQUEST)
+    (good,) = await bench.store.studies.list()
+    await bench.store.studies.create(replace(good, study_id="19700101-bad", spec=spec), [])
+    bench.service = bench.make_service()
+    await bench.service.start()
+    await bench.service.stop()
+    assert [study["id"] for study in await bench.service.list()] == [good.study_id]
+
+
 async def test_a_restarted_daemon_goes_on_where_it_stopped(bench: Any) -> None:
     study_id = (await bench.service.begin(REQUEST))["id"]
     await bench.service.trials.dispatch()

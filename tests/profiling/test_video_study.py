@@ -13,7 +13,14 @@ from controld.candidates.video_profile import VideoProfile
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
 from controld.contract.space import Condition, Forbidden, Parameter, StrategySpace
-from controld.contract.trial import ClipLoss, EngineMeasurement, TrialOutcome, TrialStatus, TrialTask
+from controld.contract.trial import (
+    ClipLoss,
+    EngineMeasurement,
+    SegmentLoss,
+    TrialOutcome,
+    TrialStatus,
+    TrialTask,
+)
 from controld.contract.video import MemorySplit
 from controld.profiling.grid import GridSize, curated_grid
 from controld.profiling.progress import VIDEO_BOX
@@ -238,3 +245,37 @@ async def test_what_clips_do_not_have_is_refused_by_field(video: Any, changes: d
     with pytest.raises(FieldError) as refused:
         await video.service.begin({**REQUEST, **changes})
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda whole: replace(whole, engine=(replace(whole.engine[0], variant="{bad"), whole.engine[1])),
+        lambda whole: replace(whole, engine=(replace(whole.engine[0], variant='{"steps":1}'), whole.engine[1])),
+        lambda whole: replace(whole, engine=whole.engine[:1]),
+        lambda whole: replace(whole, engine=()),
+        lambda whole: replace(whole, clips=(replace(whole.clips[0], chunks=99),)),
+        lambda whole: replace(whole, clips=(replace(whole.clips[0], segment=99),)),
+        lambda whole: replace(
+            whole, clips=(), losses=(SegmentLoss(prompt_tokens=3, segment=0, loss_nats=0.1, top1_agreement=1.0),)
+        ),
+    ],
+)
+async def test_a_result_that_answers_something_else_ends_its_trial_and_holds_up_nothing(
+    video: Any, broken: Callable[[TrialOutcome], TrialOutcome]
+) -> None:
+    study_id = (await video.service.begin(REQUEST))["id"]
+
+    def of(task: TrialTask) -> TrialOutcome:
+        whole = outcome_of(task)
+        return broken(whole) if task.trial_id == "003" else whole
+
+    await answer(video, of)
+    study = await video.service.get(study_id)
+    assert study["state"] == "finished"
+    assert study["trials_by_state"] == {"failed": 1, "measured": 11}
+    failed = next(trial for trial in study["trials"] if trial["state"] == "failed")
+    assert (failed["id"], failed["attempts"]) == ("003", 3)
+    assert "refused" in failed["detail"]
+    assert len(await profiles(video)) == 22, "nothing was written under another setting"
+    assert all(one.loss_mean == pytest.approx(0.241) for one in await profiles(video) if one.steps == 1)

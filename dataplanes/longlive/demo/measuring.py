@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,22 +50,29 @@ def usual_profiles(folder: Path, checkpoint: str) -> list[dict[str, Any]]:
         here = model_fingerprint(checkpoint), hardware_name()
         if kept and all((each["model_fingerprint"], each["hardware"]) == here for each in kept):
             return kept
-    profiles = _measured(folder, checkpoint)
+    document = _measured(folder, checkpoint)
+    profiles: list[dict[str, Any]] = document["profiles"]
     profiles.sort(key=lambda each: Configuration(each["configuration"]) != FULL)
     if not profiles or Configuration(profiles[0]["configuration"]) != FULL:
         raise ControldError("the full setting was not measured", code="demo.no_profiles", hint=f"see {folder}")
-    document = {"format": "controld-video-profiles", "version": 1, "profiles": profiles}
     path.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
     return profiles
 
 
-def _measured(folder: Path, checkpoint: str) -> list[dict[str, Any]]:
-    with Daemon(folder / "profiling", {"video.yaml": PROFILING_POLICY}) as daemon, _worker(folder, checkpoint, daemon):
-        study = _begun(daemon)
+def _measured(folder: Path, checkpoint: str) -> dict[str, Any]:
+    """The daemon's export."""
+    # An earlier run's store would bring its studies and profiles of other weights along.
+    shutil.rmtree(folder / "profiling", ignore_errors=True)
+    with (
+        Daemon(folder / "profiling", {"video.yaml": PROFILING_POLICY}) as daemon,
+        _worker(folder, checkpoint, daemon) as worker,
+    ):
+        study = _begun(daemon, worker)
         print(f"measuring {study['trials_total']} settings, {SEGMENTS} held-out clips each", flush=True)
         told: set[str] = set()
         while study["state"] == "running":
             time.sleep(_LOOK_S)
+            worker.require_alive()
             study = daemon.get(f"/v1/studies/{study['id']}")
             for trial in study["trials"]:
                 if trial["state"] == "measured" and trial["id"] not in told:
@@ -72,30 +81,44 @@ def _measured(folder: Path, checkpoint: str) -> list[dict[str, Any]]:
                     print(f"{place} {_words(trial['lossy'])}: loss {trial['loss']:+.4f}, {trial['seconds']:.0f} s")
         if study["state"] != "finished":
             raise ControldError(f"the study is {study['state']}", code="demo.no_profiles", hint=f"see {folder}")
-        profiles: list[dict[str, Any]] = daemon.get("/v1/candidates/export?kind=video")["profiles"]
-        return profiles
+        export: dict[str, Any] = daemon.get("/v1/candidates/export?kind=video")
+        return export
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def require_alive(self) -> None:
+        """Raises: ControldError: it has ended; says with what words."""
+        status = self.process.poll()
+        if status is not None:
+            said = self.log.read_text(errors="replace")[-2000:]
+            raise ControldError(f"the profiling worker ended with {status}: {said}", code="demo.worker_ended")
 
 
 @contextmanager
-def _worker(folder: Path, checkpoint: str, daemon: Daemon) -> Iterator[None]:
+def _worker(folder: Path, checkpoint: str, daemon: Daemon) -> Iterator[_Worker]:
     space = folder / "space.json"
     space.write_text(demo_space().to_json())
     command = [
         *(sys.executable, "-m", "dataplanes.longlive.profiler", "--address", daemon.fleet_address),
         *("--deployment", DEPLOYMENT, "--checkpoint", checkpoint, "--space", str(space)),
     ]
-    with (folder / "worker.log").open("w") as log:
+    path = folder / "worker.log"
+    with path.open("w") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
     try:
-        yield
+        yield _Worker(process, path)
     finally:
         process.terminate()
         process.wait()
 
 
-def _begun(daemon: Daemon) -> dict[str, Any]:
+def _begun(daemon: Daemon, worker: _Worker) -> dict[str, Any]:
     """The study, as soon as the worker is there."""
     body = {"plane": "longlive", "workload": WORKLOAD, "grid": "quick", "segments": SEGMENTS}
     deadline_s = time.monotonic() + _WORKER_S
@@ -103,8 +126,9 @@ def _begun(daemon: Daemon) -> dict[str, Any]:
         try:
             study: dict[str, Any] = daemon.request("POST", "/v1/studies", body)
             return study
-        except DaemonError:
-            if time.monotonic() > deadline_s:
+        except DaemonError as error:
+            worker.require_alive()
+            if "study.no_profiler" not in str(error) or time.monotonic() > deadline_s:
                 raise
             time.sleep(_LOOK_S)
 

@@ -8,12 +8,10 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from controld.contract.errors import ControldError
-
-if TYPE_CHECKING:
-    from controld.contract.space import StrategySpace
+from controld.contract.space import StrategySpace
+from dataplanes.agent.profiling_worker import require_address
 
 EXAMPLES = """\
 examples:
@@ -43,17 +41,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _space(file: Path | None) -> StrategySpace:
-    from controld.contract.space import StrategySpace
+def _read_space(file: Path) -> StrategySpace:
+    try:
+        return StrategySpace.from_json(file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ControldError(f"no space: {error}", code="profiler.space") from error
+
+
+def _space(part: StrategySpace | None) -> StrategySpace:
     from dataplanes.longlive import settings
     from dataplanes.longlive.reference.setting import SPACE
 
-    if file is None:
+    if part is None:
         return SPACE.restrict({settings.RANKS: (1,)})
-    try:
-        part = StrategySpace.from_json(file.read_text())
-    except OSError as error:
-        raise ControldError(f"no space: {error}", code="profiler.space") from error
     part.require_part_of(SPACE)
     return part
 
@@ -68,6 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
+        require_address(options.address)
+        part = None if options.space is None else _read_space(options.space)
         # torch takes seconds to import: bad arguments are refused before that.
         import torch
 
@@ -77,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         from dataplanes.longlive.reference.quality import QualityMeter
 
         torch.set_num_threads(options.threads)
-        space = _space(options.space)
+        space = _space(part)
         runner = VideoTrialRunner(space, ReferenceEngine, QualityMeter(options.checkpoint), options.checkpoint)
         settings = WorkerSettings(
             address=options.address,

@@ -19,29 +19,24 @@ from controld.contract.errors import ControldError, FieldError
 from controld.contract.space import StrategySpace
 from controld.contract.trial import ClipLoss, EngineMeasurement, TrialOutcome, TrialStatus, TrialTask
 from controld.contract.variant import with_variant
+from dataplanes.agent.profiling_worker import TrialCancelledError
 from dataplanes.longlive.engine import EngineError, VideoEngine
 from dataplanes.longlive.profiler.timing import SettingTimes, time_setting, total_bytes
-from dataplanes.longlive.reference.quality import SEED, QualityMeter, SegmentLoss
+from dataplanes.longlive.reference.quality import SEED, QualityMeter, SegmentLoss, corpus_digest
 from dataplanes.longlive.reference.setting import FULL
+from dataplanes.longlive.reference.shapes import WORLD_VERSION
 
 _log = logging.getLogger(__name__)
 
 WORKLOAD = "shapes"
 """The one corpus: clips of the toy world that training held out."""
-CORPUS = f"toy world, held-out shapes, seed {SEED}"
+CORPUS = f"toy world {WORLD_VERSION}, held-out shapes, seed {SEED}, {corpus_digest()}"
 
 _REFUSALS = frozenset({"engine.refused", "engine.out_of_memory", "engine.not_finite"})
 """What follows from the setting; anything else that an engine says may be chance."""
 
 Progress = Callable[[TrialOutcome], None]
 Cancelled = Callable[[], bool]
-
-
-class TrialCancelledError(ControldError):
-    """Somebody asked for the trial to end."""
-
-    def __init__(self) -> None:
-        super().__init__("the trial was cancelled", code="trial.cancelled")
 
 
 class VideoTrialRunner:

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
 import socket
-import threading
 from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
 
-from controld.contract.errors import ControldError
-from dataplanes.agent import Agent, AgentIdentity
+from dataplanes.agent import AgentIdentity
+from dataplanes.agent.profiling_worker import PROFILER_ROLE, WorkerError, serve_trials
 from dataplanes.longlive.agent import KIND, TIER
 from dataplanes.longlive.profiler.identity import MODEL_NAME, model_fingerprint
 from dataplanes.longlive.profiler.trial import VideoTrialRunner
-
-_log = logging.getLogger(__name__)
-
-ROLE = "profiler"
-
-
-class WorkerError(ControldError):
-    """The worker cannot start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +42,7 @@ def identity_of(runner: VideoTrialRunner, settings: WorkerSettings) -> AgentIden
         deployment=settings.deployment,
         agent_id=settings.agent_id or f"profiler-{socket.gethostname()}-{MODEL_NAME}",
         kind=KIND,
-        role=ROLE,
+        role=PROFILER_ROLE,
         model_name=MODEL_NAME,
         model_fingerprint=fingerprint,
         device=settings.device,
@@ -71,18 +59,4 @@ def serve(runner: VideoTrialRunner, settings: WorkerSettings) -> NoReturn:
     Raises:
         WorkerError: no address, or no such checkpoint.
     """
-    if not settings.address:
-        raise WorkerError("no address", code="profiler.address", hint="--address or CONTROLD_ADDRESS")
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    agent = Agent(identity_of(runner, settings), settings.address)
-    agent.on_trial(lambda task, progress, cancelled: runner.run(task, progress, lambda: cancelled() or stop.is_set()))
-    agent.attached()
-    agent.start()
-    _log.info("profiling the reference engine for %s", settings.address)
-    stop.wait()
-    agent.close()
-    logging.shutdown()
-    # A trial may be inside native code, whose threads abort the process when the interpreter is taken down under them.
-    os._exit(0)
+    serve_trials(identity_of(runner, settings), settings.address, runner.run)

@@ -10,6 +10,7 @@ units of the shape's energy: a setting that freezes has a low one.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ CHUNKS = 3
 """Of a session, unless said otherwise."""
 
 _SESSION = "quality"
+_DIGESTED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +184,12 @@ class SettingMeter:
         finally:
             self._generator.close(_SESSION)
         return _segment_loss(segment, _decode(self._vae, torch.cat(latents)), prompt)
+
+
+def corpus_digest() -> str:
+    """Of what the first sessions are asked to show: they change with the prompts, their order or their choice."""
+    prompts = (_clip(segment, ModelShape(), CHUNKS).prompt.text for segment in range(_DIGESTED))
+    return hashlib.sha256("\n".join(prompts).encode()).hexdigest()[:12]
 
 
 def _clip(segment: int, shape: ModelShape, chunks: int) -> Clip:

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from dataplanes.longlive.engine import EngineError
 
+WORLD_VERSION = 1
+"""Rises with every change of what clips show, or of how a frame is judged: losses from before are of another corpus."""
 SIZE = 32
 """Pixels of a frame's edge."""
 FRAMES_PER_SECOND = 24

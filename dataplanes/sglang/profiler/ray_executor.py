@@ -29,9 +29,10 @@ from typing import Any, NoReturn
 from controld.contract.errors import ControldError, FieldError
 from controld.contract.trial import TrialOutcome, TrialStatus, TrialTask
 from dataplanes.agent import Agent
+from dataplanes.agent.profiling_worker import require_address
 from dataplanes.sglang.profiler.model_bench import ModelBench
 from dataplanes.sglang.profiler.trial import TimingPlan, TrialRunner
-from dataplanes.sglang.profiler.worker import Place, WorkerSettings, identity_of, require_address
+from dataplanes.sglang.profiler.worker import Place, WorkerSettings, identity_of
 
 _log = logging.getLogger(__name__)
 
@@ -389,7 +390,7 @@ def serve_on_ray(
         FieldError: an impossible number of slots.
         RayExecutorError: no cluster, or no actor can be started.
     """
-    require_address(settings)
+    require_address(settings.address)
     if not 1 <= slots <= _MAX_SLOTS:
         raise FieldError("trials_at_once", f"{slots} is not from 1 to {_MAX_SLOTS}")
     cluster = connect()

@@ -19,6 +19,7 @@ from controld.contract.configuration import Configuration
 from controld.contract.errors import ControldError, FieldError
 from controld.contract.space import StrategySpace
 from controld.contract.trial import CoderMeasurement, SegmentLoss, TrialOutcome, TrialStatus, TrialTask
+from dataplanes.agent.profiling_worker import TrialCancelledError
 from dataplanes.kvcodec.errors import CodecError
 from dataplanes.sglang.profiler.coder_cost import CoderCost, WireCodec, measure_coder
 from dataplanes.sglang.profiler.corpus import CorpusError
@@ -53,13 +54,6 @@ class TimingPlan:
     evaluation_threads: int
     segments_per_timing: int = 4
     repeats: int = 3
-
-
-class TrialCancelledError(ControldError):
-    """Somebody asked for the trial to end."""
-
-    def __init__(self) -> None:
-        super().__init__("the trial was cancelled", code="trial.cancelled")
 
 
 class TrialFailedError(ControldError):

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
 import socket
-import threading
 from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
 
-from controld.contract.errors import ControldError
-from dataplanes.agent import Agent, AgentIdentity
+from dataplanes.agent import AgentIdentity
+from dataplanes.agent.profiling_worker import PROFILER_ROLE, serve_trials
 from dataplanes.sglang.hardware import device_name
 from dataplanes.sglang.model_identity import ModelIdentity
 from dataplanes.sglang.profiler.model_bench import ModelBench
 from dataplanes.sglang.profiler.trial import TrialRunner
 
-_log = logging.getLogger(__name__)
-
-ROLE = "profiler"
 KIND = "sglang"
-
-
-class WorkerError(ControldError):
-    """The worker cannot start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +66,7 @@ def identity_of(place: Place, settings: WorkerSettings, slot: int | None = None)
         deployment=settings.deployment,
         agent_id=name if slot is None else f"{name}-{slot}",
         kind=KIND,
-        role=ROLE,
+        role=PROFILER_ROLE,
         model_name=model.name,
         model_fingerprint=model.fingerprint,
         kv_dtype=model.kv_dtype,
@@ -90,29 +79,10 @@ def identity_of(place: Place, settings: WorkerSettings, slot: int | None = None)
     )
 
 
-def require_address(settings: WorkerSettings) -> None:
-    """Raises: WorkerError: no address."""
-    if not settings.address:
-        raise WorkerError("no address", code="profiler.address", hint="--address or CONTROLD_ADDRESS")
-
-
 def serve(bench: ModelBench, runner: TrialRunner, settings: WorkerSettings) -> NoReturn:
     """Measure until SIGTERM or SIGINT, then end the process; survives daemons that come and go.
 
     Raises:
         WorkerError: no address.
     """
-    require_address(settings)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    agent = Agent(identity_of(Place.here(bench), settings), settings.address)
-    agent.on_trial(lambda task, progress, cancelled: runner.run(task, progress, lambda: cancelled() or stop.is_set()))
-    agent.attached()
-    agent.start()
-    _log.info("profiling %s for %s", bench.identity.name, settings.address)
-    stop.wait()
-    agent.close()
-    logging.shutdown()
-    # A trial may be inside native code, whose threads abort the process when the interpreter is taken down under them.
-    os._exit(0)
+    serve_trials(identity_of(Place.here(bench), settings), settings.address, runner.run)
