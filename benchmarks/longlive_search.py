@@ -8,13 +8,16 @@ runner as a profiling worker's, all decoded beside the next chunk on one rank. A
 itself, so that every setting on a front is measured again on clips that no trial saw (`--checks` of them), and the
 hypervolume of those losses is what counts; it is taken in the box of a study's progress (0 to 1).
 
-Times are wall-clock times of this machine. The last line has the three hypervolumes. About 20 minutes.
+Times are wall-clock times of this machine. The last line has the search's hypervolume and its ratios to the two others.
+About 20 minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +41,7 @@ from controld.profiling.study import Trial, TrialState
 from controld.profiling.video_results import video_observation
 from controld.profiling.worker.bayesian import BayesianSearcher
 from dataplanes.longlive import settings
+from dataplanes.longlive.profiler.identity import model_fingerprint
 from dataplanes.longlive.profiler.trial import WORKLOAD, VideoTrialRunner
 from dataplanes.longlive.reference.checkpoint import TRAINED_NAME
 from dataplanes.longlive.reference.engine import ReferenceEngine
@@ -182,6 +186,14 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     console.print(table)
 
 
+def last_line(rows: Sequence[dict[str, Any]]) -> str:
+    """The search's hypervolume on fresh clips, and its ratio to each rival's."""
+    share = {row["name"]: row["hypervolume_on_fresh_clips"] for row in rows}
+    mine = share["search"]
+    ratios = (f"over_{name}={mine / other:.3f}" for name, other in share.items() if name != "search")
+    return f"search={mine:.4f} {' '.join(ratios)}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=36)
@@ -196,16 +208,23 @@ def main() -> int:
     site = Site(arguments.checkpoint, arguments.clips, arguments.chunks)
     ways = {
         "search": by_model(site, min(12, arguments.trials)),
-        "quasi-random": by_model(site, arguments.trials),
+        "chance": by_model(site, arguments.trials),
         "grid": by_grid(site),
     }
     rows = [run(name, ask, site, arguments.trials, arguments.checks, console) for name, ask in ways.items()]
     show(rows, console)
-    report = {"arguments": {**vars(arguments), "out": str(arguments.out)}, "usual": dict(FULL), "rows": rows}
+    report = {
+        "arguments": {**vars(arguments), "out": str(arguments.out)},
+        "machine": {"cores": os.cpu_count(), "processor": platform.machine(), "system": platform.platform()},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "weights": model_fingerprint(arguments.checkpoint),
+        "usual": dict(FULL),
+        "rows": rows,
+    }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     console.print(f"{time.monotonic() - begin_s:.0f} s; written to {arguments.out}", highlight=False)
-    print(" ".join(f"{row['name']}={row['hypervolume_on_fresh_clips']:.4f}" for row in rows))
+    print(last_line(rows))
     return 0
 
 
