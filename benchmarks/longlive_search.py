@@ -74,7 +74,7 @@ class Site:
 
     def check(self, lossy: Configuration, clips: int) -> float:
         """The loss on fresh clips."""
-        return self._measured(lossy, FRESH, clips).loss_nats
+        return self._measured(lossy, FRESH, clips).loss
 
     def _measured(self, lossy: Configuration, first: int, clips: int) -> Observation:
         task = TrialTask(
@@ -143,8 +143,8 @@ def run(name: str, ask: Ask, site: Site, trials: int, checks: int, console: Cons
         FrontPoint(
             Observation(
                 lossy=point.observation.lossy,
-                loss_nats=fresh[point.observation.lossy],
-                loss_se_nats=0.0,
+                loss=fresh[point.observation.lossy],
+                loss_se=0.0,
                 segments=checks,
                 costs=(point.cost,),
             ),
@@ -159,11 +159,11 @@ def run(name: str, ask: Ask, site: Site, trials: int, checks: int, console: Cons
         "hypervolume_on_fresh_clips": VIDEO_BOX.share(front_of(checked)),
         "front": [
             {
-                "label": configuration_label(with_variant(point.observation.lossy, point.cost.code)),
-                "loss": point.observation.loss_nats,
+                "label": configuration_label(with_variant(point.observation.lossy, point.cost.variant)),
+                "loss": point.observation.loss,
                 "loss_on_fresh_clips": fresh[point.observation.lossy],
-                "memory_ratio": point.cost.bytes_ratio,
-                "seconds_per_frame": point.cost.seconds_per_byte,
+                "memory_ratio": point.cost.size_ratio,
+                "seconds_per_frame": point.cost.seconds_per_unit,
             }
             for point in best
         ],

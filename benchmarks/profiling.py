@@ -49,7 +49,7 @@ from controld.candidates.pareto import hypervolume, log_objectives, non_dominate
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
 from controld.contract.space import StrategySpace
-from controld.profiling.search.observation import CoderCost, Observation
+from controld.profiling.search.observation import Observation, VariantCost
 from controld.profiling.search.searcher import Searcher
 
 DATA = Path(__file__).parent / "data"
@@ -75,7 +75,7 @@ class GroundTruth:
     parts: tuple[Configuration, ...]
     loss_nats: np.ndarray
     loss_se_nats: np.ndarray
-    costs: tuple[tuple[CoderCost, ...], ...]
+    costs: tuple[tuple[VariantCost, ...], ...]
     seconds_per_part: float
     fingerprint: str
 
@@ -83,8 +83,8 @@ class GroundTruth:
         """What a trial of a part tells."""
         return Observation(
             lossy=self.parts[number],
-            loss_nats=float(self.loss_nats[number]),
-            loss_se_nats=float(self.loss_se_nats[number]),
+            loss=float(self.loss_nats[number]),
+            loss_se=float(self.loss_se_nats[number]),
             segments=2,
             costs=self.costs[number],
         )
@@ -96,7 +96,7 @@ class Yardstick:
     def __init__(self, truth: GroundTruth) -> None:
         counts = [len(found) for found in truth.costs]
         objectives = [
-            (loss, cost.seconds_per_byte, cost.bytes_ratio)
+            (loss, cost.seconds_per_unit, cost.size_ratio)
             for loss, found in zip(truth.loss_nats, truth.costs, strict=True)
             for cost in found
         ]

@@ -38,7 +38,7 @@ from rich.table import Table
 from controld.candidates.pareto import LOSS_FLOOR_NATS, hypervolume, log_objectives, non_dominated
 from controld.contract.configuration import CODER_PARAMETER, Configuration
 from controld.contract.space import Parameter, StrategySpace
-from controld.profiling.search.observation import CoderCost, Observation
+from controld.profiling.search.observation import Observation, VariantCost
 from controld.profiling.search.searcher import Searcher
 
 Array = NDArray[np.float64]
@@ -133,7 +133,7 @@ class KVServeSearcher(PoolSearcher):
 
     def learn(self, number: int, observation: Observation) -> None:
         """Keep the quality, and prune for every threshold."""
-        loss = observation.loss_nats
+        loss = observation.loss
         if math.isnan(loss):
             return
         quality = 100 * math.exp(-loss) if self._threshold is not None else -math.log10(loss + LOSS_FLOOR_NATS)
@@ -275,9 +275,9 @@ class Grid:
 
     def observation(self, number: int) -> Observation:
         """The measurement of a point; the loss is the accuracy as a negative logarithm, time is the same for all."""
-        cost = CoderCost(code="ans", bytes_ratio=1 / float(self.compression[number]), seconds_per_byte=1e-9)
+        cost = VariantCost(variant="ans", size_ratio=1 / float(self.compression[number]), seconds_per_unit=1e-9)
         loss = -math.log(float(self.accuracy[number]) / 100)
-        return Observation(lossy=self.parts[number], loss_nats=loss, loss_se_nats=0.0, segments=2, costs=(cost,))
+        return Observation(lossy=self.parts[number], loss=loss, loss_se=0.0, segments=2, costs=(cost,))
 
 
 _GRID_COLUMNS = {
@@ -409,6 +409,6 @@ def _spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.0f} [{min(values):.0f}, {max(values):.0f}]"
 
 
-def known_compression(costs: Sequence[Sequence[CoderCost]]) -> Array:
+def known_compression(costs: Sequence[Sequence[VariantCost]]) -> Array:
     """The best ratio of raw to wire bytes that any coder gives, by part; 1 where a part has none."""
-    return np.array([1 / max(min((cost.bytes_ratio for cost in found), default=1.0), 1e-9) for found in costs])
+    return np.array([1 / max(min((cost.size_ratio for cost in found), default=1.0), 1e-9) for found in costs])

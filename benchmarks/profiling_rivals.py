@@ -173,12 +173,12 @@ class OptunaSearcher(PoolSearcher):
 
     def learn(self, number: int, observation: Observation) -> None:
         """One trial for each coder."""
-        points = [(observation.loss_nats, cost.seconds_per_byte, cost.bytes_ratio) for cost in observation.costs]
+        points = [(observation.loss, cost.seconds_per_unit, cost.size_ratio) for cost in observation.costs]
         axes = log_objectives(points)
         for cost, point in zip(observation.costs, axes, strict=True):
             if np.isnan(point).any():
                 continue
-            params = self._params(observation.lossy, cost.code)
+            params = self._params(observation.lossy, cost.variant)
             if self._breeds:
                 self.study.enqueue_trial(params)
                 trial = self.study.ask()

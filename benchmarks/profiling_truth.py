@@ -38,7 +38,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from controld.contract.configuration import CODER_PARAMETER, Configuration
 from controld.contract.errors import ControldError
-from controld.profiling.search.observation import CoderCost
+from controld.profiling.search.observation import VariantCost
 
 PROMPT_TOKENS: Final = 384
 CONTINUATION_TOKENS: Final = 64
@@ -82,7 +82,7 @@ class Truth:
     loss_se_nats: NDArray[np.float64]
     segment_losses: NDArray[np.float64]
     wire_bytes: tuple[Mapping[str, int], ...]
-    costs: tuple[tuple[CoderCost, ...], ...]
+    costs: tuple[tuple[VariantCost, ...], ...]
 
 
 def stage_key(lossy: Configuration) -> str:
@@ -112,10 +112,10 @@ def load_truth(path: Path) -> Truth:
             wire_bytes=tuple(wire_bytes),
             costs=tuple(
                 tuple(
-                    CoderCost(
-                        code=code,
-                        bytes_ratio=size / raw_bytes,
-                        seconds_per_byte=float(row[f"{code}_seconds_per_byte"]),
+                    VariantCost(
+                        variant=code,
+                        size_ratio=size / raw_bytes,
+                        seconds_per_unit=float(row[f"{code}_seconds_per_byte"]),
                     )
                     for code, size in sizes.items()
                 )

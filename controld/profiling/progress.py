@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from controld.candidates.pareto import LOSS_FLOOR_NATS, REFERENCE, hypervolume, log_objectives, non_dominated
 from controld.profiling.results import observation_of
-from controld.profiling.search.observation import CoderCost, Observation
+from controld.profiling.search.observation import Observation, VariantCost
 from controld.profiling.study import Study, StudyState, Trial, TrialState
 
 LEVEL_SHARE = 0.001
@@ -59,7 +59,7 @@ class FrontPoint:
     """One point of a study's front: a lossy part under one coder."""
 
     observation: Observation
-    cost: CoderCost
+    cost: VariantCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Box:
     def axes(self, points: list[FrontPoint]) -> NDArray[np.float64]:
         """`[points, 3]`."""
         return log_objectives(
-            [(max(p.observation.loss_nats, 0.0), p.cost.seconds_per_byte, p.cost.bytes_ratio) for p in points],
+            [(max(p.observation.loss, 0.0), p.cost.seconds_per_unit, p.cost.size_ratio) for p in points],
             loss_floor=self.loss_floor,
         ).reshape(-1, 3)
 
@@ -130,7 +130,7 @@ class StudyProgress:
     @property
     def front(self) -> tuple[FrontPoint, ...]:
         """By loss."""
-        return tuple(sorted(self._front, key=lambda p: (p.observation.loss_nats, p.cost.bytes_ratio)))
+        return tuple(sorted(self._front, key=lambda p: (p.observation.loss, p.cost.size_ratio)))
 
     @property
     def hypervolume_by_trial(self) -> tuple[float, ...]:
@@ -237,4 +237,4 @@ def time_split(study: Study, now_unix_s: float) -> TimeSplit:
 
 
 def _points(observation: Observation) -> list[FrontPoint]:
-    return [FrontPoint(observation, cost) for cost in observation.costs if cost.seconds_per_byte > 0]
+    return [FrontPoint(observation, cost) for cost in observation.costs if cost.seconds_per_unit > 0]

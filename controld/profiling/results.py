@@ -10,7 +10,7 @@ from controld.candidates.distill import distill
 from controld.candidates.measurement import TrialMeasurement
 from controld.candidates.profile import Profile
 from controld.candidates.video_exchange import video_records
-from controld.profiling.search.observation import CoderCost, Observation
+from controld.profiling.search.observation import Observation, VariantCost
 from controld.profiling.study import Study, Trial, TrialState
 from controld.profiling.video_results import video_observation, video_profiles_of
 from controld.store.records import ProfileKey, ProfileRecord
@@ -99,7 +99,7 @@ def observation_of(study: Study, trials: Iterable[Trial]) -> Observation | None:
     newest = max(measured, key=lambda trial: trial.finished_unix_s, default=None)
     together = [trial for trial in measured if newest and trial.hardware == newest.hardware]
     found = video_observation(lossy, together) if study.is_video else _kv_observation(study, together)
-    return found or Observation(lossy=lossy, loss_nats=math.nan, loss_se_nats=0.0, segments=0, costs=())
+    return found or Observation(lossy=lossy, loss=math.nan, loss_se=0.0, segments=0, costs=())
 
 
 def _kv_observation(study: Study, trials: Sequence[Trial]) -> Observation | None:
@@ -109,14 +109,14 @@ def _kv_observation(study: Study, trials: Sequence[Trial]) -> Observation | None
     first = profiles[0]
     return Observation(
         lossy=trials[0].task.lossy,
-        loss_nats=first.loss_mean_nats,
-        loss_se_nats=first.loss_se_nats,
+        loss=first.loss_mean_nats,
+        loss_se=first.loss_se_nats,
         segments=first.loss_samples,
         costs=tuple(
-            CoderCost(
-                code=str(profile.configuration["code"]),
-                bytes_ratio=profile.bytes_objective,
-                seconds_per_byte=profile.latency_objective,
+            VariantCost(
+                variant=str(profile.configuration["code"]),
+                size_ratio=profile.bytes_objective,
+                seconds_per_unit=profile.latency_objective,
             )
             for profile in profiles
         ),

@@ -307,8 +307,8 @@ def _hung(answer_s: float) -> SearchProcessError:
 def _observation(one: Observation) -> dict[str, Any]:
     return {
         "lossy": dict(one.lossy),
-        "loss_nats": one.loss_nats if one.loss_nats == one.loss_nats else None,
-        "loss_se_nats": one.loss_se_nats,
+        "loss": one.loss if one.loss == one.loss else None,
+        "loss_se": one.loss_se,
         "segments": one.segments,
         "costs": [asdict(cost) for cost in one.costs],
     }

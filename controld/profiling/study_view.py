@@ -99,22 +99,22 @@ def _overview(study: Study, progress: StudyProgress, now_unix_s: float) -> Json:
 
 def _front_view(point: FrontPoint, *, is_video: bool) -> Json:
     observation, cost = point.observation, point.cost
-    whole = with_variant(observation.lossy, cost.code)
+    whole = with_variant(observation.lossy, cost.variant)
     place = {"label": configuration_label(whole), "config_id": whole.config_id, "segments": observation.segments}
     if is_video:
         return {
             **place,
-            "loss": observation.loss_nats,
-            "loss_se": observation.loss_se_nats,
-            "memory_ratio": cost.bytes_ratio,
-            "seconds_per_frame": cost.seconds_per_byte,
+            "loss": observation.loss,
+            "loss_se": observation.loss_se,
+            "memory_ratio": cost.size_ratio,
+            "seconds_per_frame": cost.seconds_per_unit,
         }
     return {
         **place,
-        "loss_nats": observation.loss_nats,
-        "loss_se_nats": observation.loss_se_nats,
-        "ratio": 1.0 / cost.bytes_ratio if cost.bytes_ratio else None,
-        "seconds_per_byte": cost.seconds_per_byte,
+        "loss_nats": observation.loss,
+        "loss_se_nats": observation.loss_se,
+        "ratio": 1.0 / cost.size_ratio if cost.size_ratio else None,
+        "seconds_per_byte": cost.seconds_per_unit,
     }
 
 

@@ -12,7 +12,7 @@ from controld.contract.configuration import Configuration
 from controld.contract.trial import ClipLoss, EngineMeasurement
 from controld.contract.variant import with_variant
 from controld.controller.knobs.video import predict
-from controld.profiling.search.observation import CoderCost, Observation
+from controld.profiling.search.observation import Observation, VariantCost
 from controld.profiling.study import Study, Trial, TrialState
 
 
@@ -49,13 +49,13 @@ def video_observation(lossy: Configuration, trials: Sequence[Trial]) -> Observat
     for measured in _newest(trials):
         profile = _profile_of(lossy, measured, least[measured.variant])
         costs.append(
-            CoderCost(
-                code=measured.variant,
-                bytes_ratio=_total(profile) / measured.reference_bytes,
-                seconds_per_byte=predict(profile).chunk_s / profile.frames_per_chunk,
+            VariantCost(
+                variant=measured.variant,
+                size_ratio=_total(profile) / measured.reference_bytes,
+                seconds_per_unit=predict(profile).chunk_s / profile.frames_per_chunk,
             )
         )
-    return Observation(lossy=lossy, loss_nats=mean, loss_se_nats=error, segments=samples, costs=tuple(costs))
+    return Observation(lossy=lossy, loss=mean, loss_se=error, segments=samples, costs=tuple(costs))
 
 
 def _is_of(other: Trial, trial: Trial) -> bool:

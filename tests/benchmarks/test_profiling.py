@@ -19,7 +19,7 @@ from controld.candidates.pareto import hypervolume, log_objectives
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
 from controld.contract.space import Condition, Forbidden, Parameter, StrategySpace
-from controld.profiling.search.observation import CoderCost
+from controld.profiling.search.observation import VariantCost
 
 for rival in ("optuna", "sklearn"):
     pytest.importorskip(rival)
@@ -58,7 +58,7 @@ SMALL = SPACE.restrict({"key_levels": (4, 16), "value_levels": (4, 16), "key_axi
 RIVALS = [name for name in profiling.ENGINES if name != profiling.OURS]
 
 
-def synthetic_cost(part: Configuration, code: str) -> CoderCost:
+def synthetic_cost(part: Configuration, code: str) -> VariantCost:
     bits = {"none": 16.0, "fp8_e4m3": 8.0}.get(str(part["quantise"]))
     if bits is None:
         bits = (math.log2(int(part["key_levels"])) + math.log2(int(part["value_levels"]))) / 2
@@ -66,7 +66,7 @@ def synthetic_cost(part: Configuration, code: str) -> CoderCost:
     seconds = (
         1e-10 * (1 + 3 * (part["transform"] == "hadamard")) + {"none": 0, "bitpack": 1, "entropy": 9}[code] * 1e-10
     )
-    return CoderCost(code=code, bytes_ratio=coded / 16, seconds_per_byte=seconds)
+    return VariantCost(variant=code, size_ratio=coded / 16, seconds_per_unit=seconds)
 
 
 def synthetic_loss(part: Configuration) -> float:
@@ -104,7 +104,7 @@ def small() -> profiling.Problem:
 
 def test_the_share_is_the_hypervolume_of_what_was_measured_over_that_of_the_table(problem: profiling.Problem) -> None:
     points = [
-        [(loss, cost.seconds_per_byte, cost.bytes_ratio) for cost in found]
+        [(loss, cost.seconds_per_unit, cost.size_ratio) for cost in found]
         for loss, found in zip(problem.truth.loss_nats, problem.truth.costs, strict=True)
     ]
     axes = log_objectives(np.concatenate(points))
@@ -183,8 +183,8 @@ def test_optuna_is_told_a_trial_for_each_coder(problem: profiling.Problem, sampl
     searcher.tell(problem.truth.observation(number))
     told = [(trial.params["code"], trial.values) for trial in searcher.study.get_trials()]
     costs = problem.truth.costs[number]
-    axes = log_objectives([(problem.truth.loss_nats[number], c.seconds_per_byte, c.bytes_ratio) for c in costs])
-    assert told == [(cost.code, pytest.approx(axis)) for cost, axis in zip(costs, axes, strict=True)]
+    axes = log_objectives([(problem.truth.loss_nats[number], c.seconds_per_unit, c.size_ratio) for c in costs])
+    assert told == [(cost.variant, pytest.approx(axis)) for cost, axis in zip(costs, axes, strict=True)]
 
 
 def test_nsga2_breeds_from_what_it_was_told(problem: profiling.Problem) -> None:
@@ -322,7 +322,7 @@ def write_table(tmp_path: Path) -> Callable[[StrategySpace], Path]:
         }  # fmt: skip
         lines: list[dict[str, Any]] = [{"header": header}]
         for part, loss, costs in zip(truth.parts, truth.loss_nats, truth.costs, strict=True):
-            coders = {c.code: (round(16_000 * c.bytes_ratio), 1e-6, 2e-6) for c in costs}
+            coders = {c.variant: (round(16_000 * c.size_ratio), 1e-6, 2e-6) for c in costs}
             infeasible = "no" if part == truth.parts[3] else ""
             lines.append({"lossy": dict(part), "losses": (loss, loss), "infeasible": infeasible, "coders": coders})
         measured = tmp_path / "truth.jsonl"
@@ -342,7 +342,7 @@ def test_a_table_is_read_with_its_space(write_table: Callable[[StrategySpace], P
     assert truth.costs[3] == ()
     feasible = np.arange(len(truth.parts)) != 3
     np.testing.assert_allclose(truth.loss_nats[feasible], expected.loss_nats[feasible], rtol=1e-6)
-    assert {c.code for c in truth.costs[0]} == {c.code for c in expected.costs[0]}
+    assert {c.variant for c in truth.costs[0]} == {c.variant for c in expected.costs[0]}
 
 
 def test_a_table_of_another_space_is_refused(write_table: Callable[[StrategySpace], Path], tmp_path: Path) -> None:

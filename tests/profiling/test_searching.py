@@ -178,8 +178,8 @@ async def test_an_infeasible_part_is_told_as_such(bench: Any) -> None:
     await bench.review()
     (observation,) = bench.search.requests[-1].observations
     assert observation.lossy == task.lossy
-    assert observation.loss_nats != observation.loss_nats and observation.costs == ()
-    assert '"loss_nats": null' in bench.search.requests[-1].to_json(1)
+    assert observation.loss != observation.loss and observation.costs == ()
+    assert '"loss": null' in bench.search.requests[-1].to_json(1)
 
 
 async def test_without_the_search_process_parts_are_drawn_at_random_and_it_is_said(bench: Any) -> None:

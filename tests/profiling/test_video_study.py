@@ -195,8 +195,8 @@ async def test_a_search_is_told_losses_memory_and_seconds(video: Any) -> None:
     assert request.loss_floor == VIDEO_BOX.loss_floor
     told = request.observations[0]
     assert told.segments == 8
-    assert {cost.code for cost in told.costs} == {'{"vae":"async"}', '{"vae":"stream"}'}
-    assert all(0 < cost.bytes_ratio <= 1 for cost in told.costs)
+    assert {cost.variant for cost in told.costs} == {'{"vae":"async"}', '{"vae":"stream"}'}
+    assert all(0 < cost.size_ratio <= 1 for cost in told.costs)
     study = await video.service.get(study["id"])
     assert (study["state"], study["stop_reason"]) == ("finished", "budget")
 

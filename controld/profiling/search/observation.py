@@ -10,23 +10,23 @@ from controld.contract.errors import FieldError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoderCost:
+class VariantCost:
     """What one coder, or another variant, costs with a lossy part.
 
     Args:
-        code: the coder.
-        bytes_ratio: wire bytes / raw bytes; of a video engine, its memory / the reference setting's.
-        seconds_per_byte: (encode + decode seconds at V*) / V*; of a video engine, seconds of a frame.
+        variant: the coder, or see `controld.contract.variant`.
+        size_ratio: wire bytes / raw bytes; of a video engine, its memory / the reference setting's.
+        seconds_per_unit: (encode + decode seconds at V*) / V*; of a video engine, seconds of a frame.
     """
 
-    code: str
-    bytes_ratio: float
-    seconds_per_byte: float
+    variant: str
+    size_ratio: float
+    seconds_per_unit: float
 
     def __post_init__(self) -> None:
-        if not self.code:
-            raise FieldError("cost.code", "is empty")
-        for name in ("bytes_ratio", "seconds_per_byte"):
+        if not self.variant:
+            raise FieldError("cost.variant", "is empty")
+        for name in ("size_ratio", "seconds_per_unit"):
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0:
                 raise FieldError(f"cost.{name}", f"{value} is not a finite non-negative number")
@@ -37,26 +37,26 @@ class Observation:
     """A lossy part with everything that was measured of it so far.
 
     Args:
-        loss_nats: the mean, nats per token (of a video engine in its own unit); NaN where the part turned out to be
+        loss: the mean, nats per token (of a video engine in its own unit); NaN where the part turned out to be
             infeasible.
-        loss_se_nats: standard error of the mean; 0 where it is not known.
+        loss_se: standard error of the mean; 0 where it is not known.
         segments: how many texts it is the mean of.
         costs: of every coder.
     """
 
     lossy: Configuration
-    loss_nats: float
-    loss_se_nats: float
+    loss: float
+    loss_se: float
     segments: int
-    costs: tuple[CoderCost, ...]
+    costs: tuple[VariantCost, ...]
 
     def __post_init__(self) -> None:
         if CODER_PARAMETER in self.lossy:
             raise FieldError("observation.lossy", f"holds the lossless parameter {CODER_PARAMETER!r}")
-        if math.isinf(self.loss_nats):
-            raise FieldError("observation.loss_nats", "is infinite")
-        if not math.isfinite(self.loss_se_nats) or self.loss_se_nats < 0:
-            raise FieldError("observation.loss_se_nats", f"{self.loss_se_nats} is not a finite non-negative number")
+        if math.isinf(self.loss):
+            raise FieldError("observation.loss", "is infinite")
+        if not math.isfinite(self.loss_se) or self.loss_se < 0:
+            raise FieldError("observation.loss_se", f"{self.loss_se} is not a finite non-negative number")
         if self.segments < 0:
             raise FieldError("observation.segments", f"{self.segments} is negative")
 

@@ -124,7 +124,7 @@ class BayesianSearcher:
         missing = self._start_trials - len(taken)
         if missing > 0:
             return self._quasi_random(min(count, missing), taken)
-        told = [one for one in self._observed.values() if math.isfinite(one.loss_nats) and one.costs]
+        told = [one for one in self._observed.values() if math.isfinite(one.loss) and one.costs]
         pool, features = self._pool(taken, told)
         if not pool:
             return self._to_refine(told, set(pending))[:count]
@@ -209,7 +209,7 @@ class BayesianSearcher:
         open_ones = [
             one for one in self._front_of(told) if one.segments < self._max_segments and one.lossy not in pending
         ]
-        open_ones.sort(key=lambda one: one.loss_se_nats / (max(one.loss_nats, 0.0) + self._loss_floor), reverse=True)
+        open_ones.sort(key=lambda one: one.loss_se / (max(one.loss, 0.0) + self._loss_floor), reverse=True)
         return [
             Proposal(lossy=one.lossy, segments=min(2 * one.segments, self._max_segments), source="refine")
             for one in open_ones
@@ -232,21 +232,21 @@ class BayesianSearcher:
     def _points_of(self, told: Sequence[Observation]) -> Array:
         """(log10 loss, bytes ratio, log10 seconds), one row for each coder of each observation."""
         return log_objectives(
-            [(max(one.loss_nats, 0.0), cost.seconds_per_byte, cost.bytes_ratio) for one in told for cost in one.costs],
+            [(max(one.loss, 0.0), cost.seconds_per_unit, cost.size_ratio) for one in told for cost in one.costs],
             loss_floor=self._loss_floor,
         )
 
     def _fit(self, told: Sequence[Observation]) -> None:
         features = self._encoding.encode([one.lossy for one in told])
-        losses = np.log10(np.maximum([one.loss_nats for one in told], 0.0) + self._loss_floor)
+        losses = np.log10(np.maximum([one.loss for one in told], 0.0) + self._loss_floor)
         self._loss_model.fit(features, losses[:, None], 1.0 / np.maximum([one.segments for one in told], 1))
         rows: dict[str, list[int]] = defaultdict(list)
         values: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for row, one in enumerate(told):
             for cost in one.costs:
-                if cost.bytes_ratio > 0 and cost.seconds_per_byte > 0:
-                    rows[cost.code].append(row)
-                    values[cost.code].append((math.log10(cost.bytes_ratio), math.log10(cost.seconds_per_byte)))
+                if cost.size_ratio > 0 and cost.seconds_per_unit > 0:
+                    rows[cost.variant].append(row)
+                    values[cost.variant].append((math.log10(cost.size_ratio), math.log10(cost.seconds_per_unit)))
         if not values:
             raise ValueError("no coder was measured")
         everything = np.array([pair for pairs in values.values() for pair in pairs])

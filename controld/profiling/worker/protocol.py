@@ -3,7 +3,7 @@
     -> {"id": 1, "study": "...", "space": "...", "seed": 7, "count": 2, "segments": 2, "observations": [...],
         "pending": [...], "max_segments": 8, "loss_floor": 1e-06}
     <- {"id": 1, "proposals": [{"lossy": {...}, "segments": 2, "source": "model"}], "seconds": 0.4, "detail": ""}
-    <- {"id": 1, "error": "observation.loss_nats: is infinite"}
+    <- {"id": 1, "error": "observation.loss: is infinite"}
 
 What a process keeps of a study between its requests (hyperparameters, the encoded space) only saves time. Studies share
 nothing: two of them over one space with one seed do not shift each other's models.
@@ -21,7 +21,7 @@ from controld.candidates.pareto import LOSS_FLOOR_NATS
 from controld.contract.configuration import Configuration
 from controld.contract.errors import ControldError, FieldError
 from controld.contract.space import StrategySpace
-from controld.profiling.search.observation import CoderCost, Observation
+from controld.profiling.search.observation import Observation, VariantCost
 from controld.profiling.worker.bayesian import BayesianSearcher
 
 _KEPT_SEARCHES = 4
@@ -86,15 +86,15 @@ def _searcher(request: Mapping[str, Any], kept: dict[SearchKey, BayesianSearcher
 
 
 def _observation(item: Mapping[str, Any]) -> Observation:
-    loss = item["loss_nats"]
+    loss = item["loss"]
     if loss is not None and not isinstance(loss, int | float):
-        raise FieldError("observation.loss_nats", f"{loss!r} is no number")
+        raise FieldError("observation.loss", f"{loss!r} is no number")
     return Observation(
         lossy=Configuration(item["lossy"]),
-        loss_nats=float("nan") if loss is None else float(loss),
-        loss_se_nats=float(item["loss_se_nats"]),
+        loss=float("nan") if loss is None else float(loss),
+        loss_se=float(item["loss_se"]),
         segments=int(item["segments"]),
-        costs=tuple(CoderCost(**cost) for cost in item["costs"]),
+        costs=tuple(VariantCost(**cost) for cost in item["costs"]),
     )
 
 

@@ -12,7 +12,7 @@ from controld.candidates.pareto import hypervolume, log_objectives
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
 from controld.contract.space import Condition, Forbidden, Parameter, StrategySpace
-from controld.profiling.search.observation import CoderCost, Observation
+from controld.profiling.search.observation import Observation, VariantCost
 from controld.profiling.worker.bayesian import BayesianSearcher
 
 pytestmark = pytest.mark.slow
@@ -49,18 +49,16 @@ def measured(part: Configuration, *, segments: int = 2, as_part: Configuration |
     loss, bits = loss * {0: 1.5, 1: 1.0, 4: 0.95}[sinks], bits + 0.02 * sinks
     seconds = 1e-9 * (2 if rotated else 1)
     return Observation(
-        lossy=as_part or part, loss_nats=loss, loss_se_nats=loss / 10, segments=segments,
+        lossy=as_part or part, loss=loss, loss_se=loss / 10, segments=segments,
         costs=(
-            CoderCost(code="bitpack", bytes_ratio=1.1 * bits / 16, seconds_per_byte=seconds),
-            CoderCost(code="entropy", bytes_ratio=0.9 * bits / 16, seconds_per_byte=2 * seconds),
+            VariantCost(variant="bitpack", size_ratio=1.1 * bits / 16, seconds_per_unit=seconds),
+            VariantCost(variant="entropy", size_ratio=0.9 * bits / 16, seconds_per_unit=2 * seconds),
         ),
     )  # fmt: skip
 
 
 def points(observations: list[Observation]) -> np.ndarray:
-    return log_objectives(
-        [(o.loss_nats, cost.seconds_per_byte, cost.bytes_ratio) for o in observations for cost in o.costs]
-    )
+    return log_objectives([(o.loss, cost.seconds_per_unit, cost.size_ratio) for o in observations for cost in o.costs])
 
 
 def test_it_finds_the_front_in_a_fraction_of_the_trials() -> None:
@@ -87,10 +85,10 @@ def tell_start(searcher: BayesianSearcher, change: Callable[[int, Observation], 
 
 def altered(one: Observation, loss: float, scale: float = 1.0) -> Observation:
     costs = tuple(
-        CoderCost(code=c.code, bytes_ratio=c.bytes_ratio * scale, seconds_per_byte=c.seconds_per_byte * scale)
+        VariantCost(variant=c.variant, size_ratio=c.size_ratio * scale, seconds_per_unit=c.seconds_per_unit * scale)
         for c in one.costs
     )
-    return Observation(lossy=one.lossy, loss_nats=loss, loss_se_nats=0.0, segments=2, costs=costs)
+    return Observation(lossy=one.lossy, loss=loss, loss_se=0.0, segments=2, costs=costs)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +97,11 @@ def altered(one: Observation, loss: float, scale: float = 1.0) -> Observation:
         pytest.param(lambda _, one: altered(one, 0.5), id="constant"),
         pytest.param(lambda _, one: altered(one, 0.0, 0.0), id="all zero"),
         pytest.param(lambda _, one: altered(one, float("nan")), id="all infeasible"),
-        pytest.param(lambda n, one: altered(one, float("nan") if n % 2 else one.loss_nats), id="half infeasible"),
+        pytest.param(lambda n, one: altered(one, float("nan") if n % 2 else one.loss), id="half infeasible"),
         pytest.param(lambda n, one: altered(one, 1e-9 if n % 2 else 1e9, 1e9 if n % 3 else 1e-9), id="far apart"),
-        pytest.param(lambda n, one: altered(one, one.loss_nats if n < 2 else float("nan")), id="two points"),
+        pytest.param(lambda n, one: altered(one, one.loss if n < 2 else float("nan")), id="two points"),
         pytest.param(lambda _, one: Observation(
-            lossy=one.lossy, loss_nats=one.loss_nats, loss_se_nats=0.0, segments=2, costs=()), id="no costs"),
+            lossy=one.lossy, loss=one.loss, loss_se=0.0, segments=2, costs=()), id="no costs"),
     ],
 )  # fmt: skip
 def test_degenerate_data_stops_nothing(change: Callable[[int, Observation], Observation]) -> None:
@@ -172,6 +170,4 @@ def test_uncertain_parts_of_the_front_are_refined_up_to_the_limit() -> None:
 def test_a_part_of_another_space_is_refused() -> None:
     foreign = Configuration({**PARTS[0], "transform": "klt"})
     with pytest.raises(FieldError, match="transform"):
-        BayesianSearcher(SPACE, seed=0).tell(
-            Observation(lossy=foreign, loss_nats=0.1, loss_se_nats=0.0, segments=1, costs=())
-        )
+        BayesianSearcher(SPACE, seed=0).tell(Observation(lossy=foreign, loss=0.1, loss_se=0.0, segments=1, costs=()))

@@ -33,9 +33,9 @@ def ask(**changes: Any) -> dict[str, Any]:
 
 
 def observation(levels: int, **changes: Any) -> dict[str, Any]:
-    costs = [{"code": "bitpack", "bytes_ratio": 0.3, "seconds_per_byte": 1e-9}]
+    costs = [{"variant": "bitpack", "size_ratio": 0.3, "seconds_per_unit": 1e-9}]
     return {
-        "lossy": {"levels": levels}, "loss_nats": 0.1, "loss_se_nats": 0.01, "segments": 2, "costs": costs, **changes
+        "lossy": {"levels": levels}, "loss": 0.1, "loss_se": 0.01, "segments": 2, "costs": costs, **changes
     }  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def test_studies_over_one_space_with_one_seed_share_no_search() -> None:
 
 
 def test_an_infeasible_part_has_no_loss() -> None:
-    assert "error" not in ask(observations=[observation(4, loss_nats=None)])
+    assert "error" not in ask(observations=[observation(4, loss=None)])
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_an_infeasible_part_has_no_loss() -> None:
         (json.dumps({**request(), "space": "{}"}), "space_json"),
         (json.dumps({name: value for name, value in request().items() if name != "study"}), "study"),
         (json.dumps(request(observations=[observation(5)])), "levels"),
-        (json.dumps(request(observations=[observation(4, loss_nats="x")])), "loss_nats"),
+        (json.dumps(request(observations=[observation(4, loss="x")])), "loss"),
         (json.dumps(request(observations=[observation(4, segments=-1)])), "segments"),
     ],
 )
