@@ -68,8 +68,9 @@ SESSIONS = 192
 CLAIMS = (
     (linear_name(BF16, 2), linear_name(BF16, USUAL_STEPS)),
     (linear_name("W4A4", USUAL_STEPS), linear_name(BF16, USUAL_STEPS)),
+    (linear_name("W4A4 4over6", USUAL_STEPS), linear_name(BF16, USUAL_STEPS)),
 )
-"""Differences that should be beyond chance: 2 against 4 steps, W4A4 against bf16."""
+"""Differences that should be beyond chance: 2 against 4 steps, W4A4 (by either block rule) against bf16."""
 
 
 def decoding_part(report: dict[str, Any], checkpoint: str, console: Console, *, quick: bool) -> None:
