@@ -133,7 +133,12 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_a_grid_is_measured_watched_listed_and_compared(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_budget_is_named_and_a_grid_is_measured_watched_listed_and_compared(
+    worker: Worker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for budget in ("0", "soon", "3.5"):
+        assert main(["profile", "--budget", budget]) == 1
+        assert "budget" in capsys.readouterr().err
     capsys.readouterr()
     assert main(["profile", "--grid", "--lengths", "64", "--segments", "2"]) == 0
     shown = capsys.readouterr()
@@ -215,12 +220,6 @@ def test_wrong_usage_is_told_apart(options: list[str], capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as ended:
         main(["profile", *options])
     assert ended.value.code == 2
-
-
-def test_a_wrong_budget_is_named(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
-    for budget in ("0", "soon", "3.5"):
-        assert main(["profile", "--budget", budget]) == 1
-        assert "budget" in capsys.readouterr().err
 
 
 def test_a_sparkline_has_the_height_of_its_values() -> None:

@@ -55,7 +55,8 @@ def blocks_sighup(process_id: int) -> bool:
     return bool(mask >> (signal.SIGHUP - 1) & 1)
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.2, 0.35, 0.5])
+# While it imports, and about when it starts its parts; the slow ones look in between.
+@pytest.mark.parametrize("delay_s", [0.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.1, 0.2, 0.35)), 0.5])
 def test_a_sighup_while_it_starts_never_ends_it_and_is_not_lost(
     config_file: Path, systemd: Any, delay_s: float
 ) -> None:
