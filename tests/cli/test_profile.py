@@ -5,9 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -85,28 +82,27 @@ class Worker:
 class House:
     """The daemon of a settings file as a process."""
 
-    def __init__(self, config_file: Path) -> None:
-        self._config_file = config_file
-        self.process: subprocess.Popen[bytes]
+    def __init__(self, process: Any) -> None:
+        self._process = process
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "controld.cli.main", "serve", "--config", str(self._config_file)]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._process.start()
         assert main(["reload", "--wait", "--timeout", "30"]) == 0
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        self._process.kill()
+
+    def stop(self) -> None:
+        self._process.stop()
 
 
 @pytest.fixture
-def house(config_file: Path, policy_file: Path) -> Iterator[House]:
+def house(config_file: Path, policy_file: Path, serving_of: Any) -> Iterator[House]:
     del policy_file
-    made = House(config_file)
+    made = House(serving_of(config_file))
     made.start()
     yield made
-    made.process.terminate()
-    made.process.wait(20)
+    made.stop()
 
 
 @pytest.fixture

@@ -39,7 +39,8 @@ def wait_for(systemd: Any, accept: Callable[[dict[str, str]], bool]) -> dict[str
     raise TimeoutError
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+# The test of imports below ends its daemon by SIGTERM too.
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT])
 def test_it_gets_ready_and_stops_cleanly(config_file: Path, systemd: Any, number: signal.Signals) -> None:
     with process(config_file, systemd) as daemon:
         wait_for(systemd, lambda message: message.get("READY") == "1")
