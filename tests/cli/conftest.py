@@ -34,7 +34,8 @@ class Serving:
         self._process: BaseProcess | None = None
 
     def start(self) -> None:
-        self._process = PROCESSES.Process(target=main, args=(["serve", "--config", str(self._config_file)],))
+        serve = ["serve", "--config", str(self._config_file)]
+        self._process = PROCESSES.Process(target=main, args=(serve,), daemon=True)
         self._process.start()
 
     def kill(self) -> None:
@@ -47,7 +48,9 @@ class Serving:
         assert self._process is not None
         self._process.terminate()
         self._process.join(20)
-        assert self._process.exitcode == 0
+        status = self._process.exitcode
+        self.kill()
+        assert status == 0
 
 
 @pytest.fixture(scope="session")
