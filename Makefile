@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 check: export OMP_NUM_THREADS = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-video evidence test check fmt clean
+.PHONY: help setup demo demo-video evidence test check check-static check-waiting check-computing fmt clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -25,12 +25,25 @@ demo-video: setup ## a video engine under a changing load, on the CPU (about thr
 evidence: setup ## decide every claim on serving (up to an hour); writes build/evidence
 	$(PY) -m controld.cli.main demo --evidence $(ARGS)
 
+# The tests that mostly wait (for files, leases, processes) import no torch; the others compute. Side by side, and beside
+# the static checks, they keep two processors busy for less than test workers that would each import everything.
+WAITING := $(addprefix tests/,agent cli daemon fleet obs planning store)
+FAST := -q -m "not slow and not pair and not root and not hypothesis"
+
 check: setup ## format, lint, types, import rules and the fast tests (no generated inputs, no pair)
+	@$(MAKE) --no-print-directory --keep-going --jobs=3 --output-sync=target check-static check-waiting check-computing
+
+check-static:
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
-	.venv/bin/mypy
 	.venv/bin/lint-imports
-	$(PYTEST) -q -n 2 --dist worksteal -m "not slow and not pair and not root and not hypothesis"
+	.venv/bin/mypy
+
+check-waiting:
+	$(PYTEST) $(FAST) $(WAITING)
+
+check-computing:
+	$(PYTEST) $(FAST) $(addprefix --ignore=,$(WAITING))
 
 test: setup ## every test, the real pair included
 	.venv/bin/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import math
 import os
@@ -21,8 +22,10 @@ from controld.contract.errors import FieldError
 from controld.contract.space import Condition, Forbidden, Parameter, StrategySpace
 from controld.profiling.search.observation import VariantCost
 
+# Not imported here: scikit-learn takes over a second in every test worker, and few tests need it.
 for rival in ("optuna", "sklearn"):
-    pytest.importorskip(rival)
+    if importlib.util.find_spec(rival) is None:
+        pytest.skip(f"{rival} is not installed", allow_module_level=True)
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,14 +83,13 @@ async def store_profiles(state_dir: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def serving(module_config_file: Path) -> Iterator[Path]:
+def serving(module_config_file: Path, serving_of: Any) -> Iterator[Path]:
     """The settings of a daemon that serves; no test here changes what another one looks at."""
     asyncio.run(store_profiles(load_config(module_config_file).state_dir))
-    command = [sys.executable, "-m", "controld.cli.main", "serve", "--config", str(module_config_file)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    daemon = serving_of(module_config_file)
+    daemon.start()
     yield module_config_file
-    process.terminate()
-    process.wait(20)
+    daemon.stop()
 
 
 @pytest.fixture

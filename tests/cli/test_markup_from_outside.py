@@ -69,7 +69,7 @@ def test_the_envelopes(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"workload {EVIL}" in text and f"lossless {EVIL}" in text
 
 
-@pytest.mark.parametrize("text", [r"$\nope$", "$", r"\$x$"])
+@pytest.mark.parametrize("text", [r"$\nope$", *(pytest.param(text, marks=pytest.mark.slow) for text in ("$", r"\$x$"))])
 def test_the_picture(text: str, tmp_path: Path) -> None:
     (written,) = write_plots([row(text)], tmp_path / "front.svg")
     assert written.stat().st_size

@@ -5,9 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -85,28 +82,27 @@ class Worker:
 class House:
     """The daemon of a settings file as a process."""
 
-    def __init__(self, config_file: Path) -> None:
-        self._config_file = config_file
-        self.process: subprocess.Popen[bytes]
+    def __init__(self, process: Any) -> None:
+        self._process = process
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "controld.cli.main", "serve", "--config", str(self._config_file)]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._process.start()
         assert main(["reload", "--wait", "--timeout", "30"]) == 0
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        self._process.kill()
+
+    def stop(self) -> None:
+        self._process.stop()
 
 
 @pytest.fixture
-def house(config_file: Path, policy_file: Path) -> Iterator[House]:
+def house(config_file: Path, policy_file: Path, serving_of: Any) -> Iterator[House]:
     del policy_file
-    made = House(config_file)
+    made = House(serving_of(config_file))
     made.start()
     yield made
-    made.process.terminate()
-    made.process.wait(20)
+    made.stop()
 
 
 @pytest.fixture
@@ -133,7 +129,12 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_a_grid_is_measured_watched_listed_and_compared(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_budget_is_named_and_a_grid_is_measured_watched_listed_and_compared(
+    worker: Worker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for budget in ("0", "soon", "3.5"):
+        assert main(["profile", "--budget", budget]) == 1
+        assert "budget" in capsys.readouterr().err
     capsys.readouterr()
     assert main(["profile", "--grid", "--lengths", "64", "--segments", "2"]) == 0
     shown = capsys.readouterr()
@@ -215,12 +216,6 @@ def test_wrong_usage_is_told_apart(options: list[str], capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as ended:
         main(["profile", *options])
     assert ended.value.code == 2
-
-
-def test_a_wrong_budget_is_named(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
-    for budget in ("0", "soon", "3.5"):
-        assert main(["profile", "--budget", budget]) == 1
-        assert "budget" in capsys.readouterr().err
 
 
 def test_a_sparkline_has_the_height_of_its_values() -> None:

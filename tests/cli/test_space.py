@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,13 +72,12 @@ def test_the_tree_shows_parameters_below_what_they_need() -> None:
 
 
 @pytest.fixture
-def daemon(config_file: Path) -> Iterator[Path]:
-    command = [sys.executable, "-m", "controld.cli.main", "serve", "--config", str(config_file)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def daemon(config_file: Path, serving_of: Any) -> Iterator[Path]:
+    process = serving_of(config_file)
+    process.start()
     assert main(["reload", "--wait", "--timeout", "30"]) == 0
     yield config_file
-    process.terminate()
-    process.wait(20)
+    process.stop()
 
 
 class Connected:

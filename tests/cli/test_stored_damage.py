@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -50,16 +48,15 @@ async def store_profiles(state_dir: Path) -> None:
 
 
 @pytest.fixture
-def daemon(config_file: Path) -> Iterator[None]:
+def daemon(config_file: Path, serving_of: Any) -> Iterator[None]:
     asyncio.run(store_profiles(load_config(config_file).state_dir))
-    command = [sys.executable, "-m", "controld.cli.main", "serve", "--config", str(config_file)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = serving_of(config_file)
+    process.start()
     try:
         assert main(["reload", "--wait", "--timeout", "60"]) == 0
         yield
     finally:
-        process.terminate()
-        process.wait(20)
+        process.stop()
 
 
 def test_rows_that_cannot_be_read_are_left_out_named_and_replaced_by_an_import(

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import json
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -57,12 +55,14 @@ async def store_profiles(state_dir: Path) -> None:
 
 
 @pytest.fixture
-def run(config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(
+    config_file: Path, serving_of: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Run]:
     """What `controld candidates` prints against a daemon that holds video profiles only."""
     monkeypatch.setenv("COLUMNS", "250")
     asyncio.run(store_profiles(load_config(config_file).state_dir))
-    command = [sys.executable, "-m", "controld.cli.main", "serve", "--config", str(config_file)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = serving_of(config_file)
+    process.start()
 
     def printed(*options: str, status: int = 0) -> str:
         capsys.readouterr()
@@ -74,8 +74,7 @@ def run(config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
         assert main(["reload", "--wait", "--timeout", "30"]) == 0
         yield printed
     finally:
-        process.terminate()
-        process.wait(20)
+        process.stop()
 
 
 def rows(text: str) -> dict[str, Any]:

@@ -92,6 +92,7 @@ def test_leaves_a_profile_that_turned_four_times_slower_within_six_observations(
     assert first.arm_id not in arms[6:]
 
 
+@pytest.mark.slow
 def test_regret_stays_bounded_through_regime_switches(
     loop: Callable[..., Loop], profile: Build, true_link: Any
 ) -> None:

@@ -39,7 +39,8 @@ def wait_for(systemd: Any, accept: Callable[[dict[str, str]], bool]) -> dict[str
     raise TimeoutError
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+# The test of imports below ends its daemon by SIGTERM too.
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT])
 def test_it_gets_ready_and_stops_cleanly(config_file: Path, systemd: Any, number: signal.Signals) -> None:
     with process(config_file, systemd) as daemon:
         wait_for(systemd, lambda message: message.get("READY") == "1")
@@ -55,7 +56,8 @@ def blocks_sighup(process_id: int) -> bool:
     return bool(mask >> (signal.SIGHUP - 1) & 1)
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.2, 0.35, 0.5])
+# While it imports, and about when it starts its parts; the slow ones look in between.
+@pytest.mark.parametrize("delay_s", [0.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.1, 0.2, 0.35)), 0.5])
 def test_a_sighup_while_it_starts_never_ends_it_and_is_not_lost(
     config_file: Path, systemd: Any, delay_s: float
 ) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,21 @@ async def daemon(tmp_path: Path) -> Daemon:
 
 @pytest.fixture
 def agent(daemon: Daemon) -> Iterator[Agent]:
+    with closing(attached(daemon)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Agent]]:
+    """A running daemon and its agent for the tests that change neither policies nor what was learned."""
+    root = tmp_path_factory.mktemp("watched")
+    asyncio.run(keep_profile(root / "state"))
+    with Daemon(root, {"demo.yaml": POLICY}) as daemon, closing(attached(daemon)) as agent:
+        wait_until(lambda: coded_in_slow_cell(agent), "the agent draws the coded arm")
+        yield daemon, agent
+
+
+def attached(daemon: Daemon) -> Agent:
     identity = AgentIdentity(
         deployment=DEPLOYMENT, agent_id="prefill-0", kind="sglang", role="prefill", model_fingerprint="m", device="cpu",
         torch_version="2", threads=1, tiers=("pd",),
@@ -70,8 +87,7 @@ def agent(daemon: Daemon) -> Iterator[Agent]:
     made = Agent(identity, daemon.fleet_address)
     made.start()
     made.attached()
-    yield made
-    made.close()
+    return made
 
 
 def effect(number: int, table_version: int = 1) -> Effect:
@@ -131,16 +147,15 @@ def test_killed_five_times_it_loses_no_acknowledged_effect_and_no_lesson(daemon:
         daemon.stop()
 
 
-def test_the_running_daemon_has_loaded_nothing_heavy(daemon: Daemon, agent: Agent) -> None:
-    with daemon:
-        wait_until(lambda: coded_in_slow_cell(agent), "the agent draws the coded arm")
-        daemon.get("/v1/candidates")
-        daemon.get("/v1/explain?class=chat&bytes=20MB&bandwidth=20Mbit")
-        assert daemon.process is not None
-        loaded = {mapped.path for mapped in psutil.Process(daemon.process.pid).memory_maps()}
-        heavy = [path for path in loaded if any(f"/{name}/" in path for name in ("torch", "scipy", "pandas"))]
-        assert any("/numpy/" in path for path in loaded), "the test sees what is loaded"
-        assert not heavy
+def test_the_running_daemon_has_loaded_nothing_heavy(watched: tuple[Daemon, Agent]) -> None:
+    daemon, _ = watched
+    daemon.get("/v1/candidates")
+    daemon.get("/v1/explain?class=chat&bytes=20MB&bandwidth=20Mbit")
+    assert daemon.process is not None
+    loaded = {mapped.path for mapped in psutil.Process(daemon.process.pid).memory_maps()}
+    heavy = [path for path in loaded if any(f"/{name}/" in path for name in ("torch", "scipy", "pandas"))]
+    assert any("/numpy/" in path for path in loaded), "the test sees what is loaded"
+    assert not heavy
 
 
 def test_explanations_follow_a_transfer_over_a_restart(daemon: Daemon, agent: Agent) -> None:
@@ -177,34 +192,32 @@ def test_a_policy_that_goes_away_while_the_daemon_is_down_is_withdrawn(daemon: D
         wait_until(lambda: not coded_in_slow_cell(agent), "the agent goes raw")
 
 
-def test_metrics_name_agents_and_reloads(daemon: Daemon, agent: Agent) -> None:
-    with daemon:
-        wait_until(lambda: coded_in_slow_cell(agent), "the agent draws the coded arm")
-        daemon.reload()
-        wait_until(lambda: 'state="attached"} 1.0' in daemon.text("/metrics"), "the agent is counted")
-        assert 'controld_reloads_total{outcome="accepted"} 1.0' in daemon.text("/metrics")
+def test_metrics_name_agents_and_reloads(watched: tuple[Daemon, Agent]) -> None:
+    daemon, _ = watched
+    daemon.reload()
+    wait_until(lambda: 'state="attached"} 1.0' in daemon.text("/metrics"), "the agent is counted")
+    assert 'controld_reloads_total{outcome="accepted"} 1.0' in daemon.text("/metrics")
 
 
 def test_an_edit_is_judged_before_it_is_applied(
-    daemon: Daemon, agent: Agent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    watched: tuple[Daemon, Agent], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    daemon, agent = watched
     edited = tmp_path / "edited.yaml"
     edited.write_text(POLICY.replace("tiers: [pd]", "tiers: [prefix_store]"))
-    with daemon:
-        wait_until(lambda: coded_in_slow_cell(agent), "the agent draws the coded arm")
-        before = daemon.get("/v1/policies")
-        assert main(["--config", str(daemon.config), "diff", str(daemon.policy_dir)]) == 0
-        assert capsys.readouterr().out == "nothing would change: this is what generation 1 says\n"
-        assert main(["--config", str(daemon.config), "diff", str(edited)]) == 0
-        text = capsys.readouterr().out
-        assert "classes.chat.tiers: pd -> prefix_store" in text
-        assert "class chat, tier pd" not in text, "a tier that no class names has no table"
-        assert "tier pd is named no more: everything goes raw there" in text
-        edited.write_text(POLICY.replace("explore: 2%", "explore: 2"))
-        assert main(["--config", str(daemon.config), "--json", "diff", str(edited)]) == 1
-        assert json.loads(capsys.readouterr().out)["problems"][0]["file"] == str(edited)
-        assert daemon.get("/v1/policies") == before
-        assert coded_in_slow_cell(agent)
+    before = daemon.get("/v1/policies")
+    assert main(["--config", str(daemon.config), "diff", str(daemon.policy_dir)]) == 0
+    assert capsys.readouterr().out == "nothing would change: this is what generation 1 says\n"
+    assert main(["--config", str(daemon.config), "diff", str(edited)]) == 0
+    text = capsys.readouterr().out
+    assert "classes.chat.tiers: pd -> prefix_store" in text
+    assert "class chat, tier pd" not in text, "a tier that no class names has no table"
+    assert "tier pd is named no more: everything goes raw there" in text
+    edited.write_text(POLICY.replace("explore: 2%", "explore: 2"))
+    assert main(["--config", str(daemon.config), "--json", "diff", str(edited)]) == 1
+    assert json.loads(capsys.readouterr().out)["problems"][0]["file"] == str(edited)
+    assert daemon.get("/v1/policies") == before
+    assert coded_in_slow_cell(agent)
 
 
 def test_status_shows_tenants_and_how_alike_they_were_slowed_down(

@@ -30,7 +30,7 @@ def test_the_codebook_has_the_least_possible_error(levels: int, distortion: floa
     assert torch.trapezoid(error, x) == pytest.approx(distortion, rel=1e-3)
 
 
-@pytest.mark.parametrize("levels", [2, 3, 11, 64, 255, 256])
+@pytest.mark.parametrize("levels", [2, 3, 11, 64, pytest.param(255, marks=pytest.mark.slow), 256])
 def test_entries_are_in_order_and_on_a_coarse_grid(levels: int) -> None:
     entries = lloyd_max.codebook(levels)
     assert len(entries) == levels

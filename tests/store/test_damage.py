@@ -253,7 +253,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("lines", [1, 7, 40, 200, 600])
+@pytest.mark.parametrize("lines", [1, *(pytest.param(many, marks=pytest.mark.slow) for many in (7, 40, 600)), 200])
 async def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, lines: int) -> None:
     acknowledged: dict[str, int] = {}
     for _ in range(2):
