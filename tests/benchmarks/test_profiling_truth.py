@@ -63,7 +63,7 @@ def test_the_table_says_what_was_measured(measured: Path, tmp_path: Path) -> Non
     assert loaded.loss_se_nats[number] == pytest.approx(0.1)
     assert loaded.segment_losses[number].tolist() == [0.3, 0.1]
     assert loaded.wire_bytes[number] == {"none": 500, "zstd": 250}
-    assert [(cost.code, cost.bytes_ratio) for cost in loaded.costs[number]] == [("none", 0.5), ("zstd", 0.25)]
+    assert [(cost.variant, cost.size_ratio) for cost in loaded.costs[number]] == [("none", 0.5), ("zstd", 0.25)]
     assert loaded.header["infeasible"] == 0
 
 
@@ -72,7 +72,7 @@ def test_seconds_are_the_median_of_parts_that_differ_in_magnitudes_only(measured
     truth.write_table([measured], table)
     loaded = truth.load_truth(table)
     seconds = {
-        part["quantise"]: {cost.code: cost.seconds_per_byte for cost in costs}
+        part["quantise"]: {cost.variant: cost.seconds_per_unit for cost in costs}
         for part, costs in zip(loaded.parts, loaded.costs, strict=True)
     }
     # Of 1e-6 and 9e-6 each way, over 1,000 bytes; FP8 stands alone.

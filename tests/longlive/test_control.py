@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from controld.candidates.video_exchange import video_records
 from controld.candidates.video_profile import Source, VideoMemory, VideoProfile
 from controld.contract.clock import ManualClock
 from controld.contract.configuration import Configuration
@@ -25,7 +26,7 @@ from controld.planning.video_plane import fitting_of
 from controld.planning.video_planner import VideoPlanner
 from controld.policy.loader import SourceFile, parse_policies
 from controld.policy.model import PolicySet
-from controld.store.records import AuditEvent, ProfileKey, ProfileRecord
+from controld.store.records import AuditEvent
 from controld.store.sqlite import SqliteStore
 from dataplanes.agent import AgentTiming, VideoAgent
 from dataplanes.longlive.agent import SteeredEngine, engine_identity
@@ -120,17 +121,8 @@ class House:
     async def keep(self, *profiles: VideoProfile) -> None:
         identity = self.agent.identity
         hardware = f"{identity.device}/{identity.torch_version}/{identity.threads}"
-        records = [
-            ProfileRecord(
-                key=ProfileKey(
-                    model_fingerprint="m", workload="shapes", config_id=one.setting_id, sender_hardware="",
-                    receiver_hardware="",
-                ),
-                document=replace(one, hardware=hardware).to_json(),
-                updated_unix_s=1.0,
-            )
-            for one in profiles
-        ]  # fmt: skip
+        stored = [replace(one, hardware=hardware, model_fingerprint="m", workload="shapes") for one in profiles]
+        records = [replace(record, updated_unix_s=1.0) for record in video_records(stored)]
         await self.store.profiles.upsert(records)
         self.planner.profiles_changed()
 
