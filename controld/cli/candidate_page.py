@@ -35,7 +35,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What a column shows, and what it is sorted by; a value that is not known comes last."""
+    """What a column shows, and what it is sorted by; a value that is not known comes last, up or down."""
 
     text: str
     key: float | str | None

@@ -74,7 +74,7 @@ class Weighing:
 
     def _rank(self, worth: Worth, field: _Field) -> tuple[float | int | str, ...]:
         regret = math.fsum(share * field.regret(each, worth) for each, share in self.shares.items())
-        memory = worth.memory_bytes or 0
+        memory = math.inf if worth.memory_bytes is None else worth.memory_bytes
         if VideoObjective.QUALITY in self.shares:
             # Losses that are not alike are in the sum.
             return regret, worth.chunk_s, memory, worth.name
@@ -105,13 +105,17 @@ class Weighing:
         return better / max(self._limit, current.loss, _LITTLE), least
 
     def _joint_gain(self, worth: Worth, current: Worth) -> float:
-        """What the two of them differ by in the sum; a loss that is lower or higher within the errors is alike."""
+        """What the two differ by in the sum, but for losses within the errors and sizes that are not both known."""
         field = _Field([worth, current], self._limit, self._steering)
-        alike = abs(current.loss - worth.loss) <= _uncertain(worth, current)
+        alike = set()
+        if abs(current.loss - worth.loss) <= _uncertain(worth, current):
+            alike.add(VideoObjective.QUALITY)
+        if current.memory_bytes is None or worth.memory_bytes is None:
+            alike.add(VideoObjective.BYTES)
         return math.fsum(
             share * (field.regret(each, current) - field.regret(each, worth))
             for each, share in self.shares.items()
-            if not (each is VideoObjective.QUALITY and alike)
+            if each not in alike
         )
 
 
@@ -129,13 +133,15 @@ class _Field:
         self._least_bytes, self._most_bytes = min(sizes, default=0), max(sizes, default=0)
 
     def regret(self, objective: VideoObjective, worth: Worth) -> float:
-        """By what part a setting is worse than the best in what an objective wants; a size not known is the worst."""
+        """By what part a setting is worse than the best in what an objective wants."""
         if objective is VideoObjective.QUALITY:
             return max(worth.loss - self._alike, 0.0) / self._limit
         if objective is VideoObjective.LATENCY:
             return max(worth.chunk_s / max(self._fastest_s * (1 + self._steering.margin), _LITTLE) - 1.0, 0.0)
-        size = self._most_bytes if worth.memory_bytes is None else worth.memory_bytes
-        return size / max(self._least_bytes, 1) - 1.0
+        if worth.memory_bytes is None:
+            # Worse than any that is known, by a whole part: the only one that is known has no regret.
+            return self._most_bytes / max(self._least_bytes, 1)
+        return worth.memory_bytes / max(self._least_bytes, 1) - 1.0
 
 
 def _uncertain(one: Worth, other: Worth) -> float:

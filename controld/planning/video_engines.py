@@ -160,7 +160,7 @@ class EngineBook:
         """An earlier process published it."""
         fresh = KnownEngine(seen_unix_s=self._clock.unix_s(), here_s=self._clock.monotonic_s())
         engine = self.engines.setdefault(key, fresh)
-        engine.pushed = setting
+        engine.push(setting)
         engine.tell(version)
 
     async def checkpoint(self) -> None:

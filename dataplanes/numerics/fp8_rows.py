@@ -16,6 +16,7 @@ from torch import Tensor
 from dataplanes.numerics.fp8 import LARGEST
 from dataplanes.numerics.native import fp8_kernels
 from dataplanes.numerics.output import require_output
+from dataplanes.numerics.row_scale import require_row_scale
 
 _SMALLEST_PEAK = 1e-12
 """Rows below it have its scale, so that none is divided by zero."""
@@ -41,15 +42,21 @@ class FP8Rows:
 
         Args:
             x: `[..., n]`, a floating-point type, finite; what exceeds 448 times its scale becomes that.
-            scale: float32 `[1]`, positive, where it is known already: of a tensor whose parts do not see each other.
-                None: each row has its own.
+            scale: float32 `[1]` or `[rows, 1]`, contiguous and positive, where it is known already: of a tensor whose
+                parts do not see each other. None: each row has its own.
             use_native: whether kernels may do it.
+
+        Raises:
+            ValueError: `scale` has another shape, type or device, or is not contiguous.
         """
-        rows = x.reshape(-1, x.shape[-1]).float()
-        if scale is None:
+        # Codes keep the strides of what they are made of, and whatever made them, kernels may read them.
+        rows = x.reshape(-1, x.shape[-1]).float().contiguous()
+        if scale is not None:
+            require_row_scale("scale", scale, rows)
+        else:
             scale = rows.abs().amax(1, keepdim=True).clamp_min(_SMALLEST_PEAK) / LARGEST
         if use_native and fp8_kernels.serve(rows.device):
-            codes = fp8_kernels.encode(rows.detach().contiguous(), scale)
+            codes = fp8_kernels.encode(rows.detach(), scale)
         else:
             codes = (rows / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
         return cls(codes=codes, scale=scale, shape=tuple(x.shape))

@@ -16,6 +16,7 @@ from dataplanes.numerics.fp8 import LARGEST as LARGEST_BLOCK_SCALE
 from dataplanes.numerics.native import nvfp4_kernels
 from dataplanes.numerics.nvfp4 import BlockRule, Tile
 from dataplanes.numerics.output import require_output
+from dataplanes.numerics.row_scale import require_row_scale
 
 LARGEST_SCALE_4OVER6 = 256.0
 """What block scales reach with 4over6: one and a half times as much still fits e4m3."""
@@ -56,19 +57,23 @@ class NVFP4Tensor:
             x: `[..., n]`, a floating-point type, finite; n is a multiple of 16.
             rule: where a block's peak lands.
             per_row: each row has its own peak and depends on no other.
-            peak: float32 `[1]` or `[rows, 1]`, where it is known already: of a tensor whose parts do not see each
-                other. None: x's own.
+            peak: float32 `[1]` or `[rows, 1]`, contiguous, where it is known already: of a tensor whose parts do not
+                see each other. None: x's own.
             tile: what shares a block scale.
             use_native: whether kernels may do it.
 
         Raises:
-            ValueError: see `nvfp4.quantise_by_peak`.
+            ValueError: `peak` has another shape, type or device, or is not contiguous; or see
+                `nvfp4.quantise_by_peak`.
         """
-        rows = x.reshape(-1, x.shape[-1])
+        # Block scales keep the strides of what they are made of, and whatever made them, kernels may read them.
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        if peak is not None:
+            require_row_scale("peak", peak, rows)
         largest = LARGEST_BLOCK_SCALE if rule is BlockRule.PLAIN else LARGEST_SCALE_4OVER6
         if use_native and tile is Tile.ROW and nvfp4_kernels.takes(rows):
-            rows = rows.detach().contiguous()
-            peak = nvfp4_kernels.peaks(rows, per_row=per_row) if peak is None else peak.contiguous()
+            rows = rows.detach()
+            peak = nvfp4_kernels.peaks(rows, per_row=per_row) if peak is None else peak
             packed, block_scales = nvfp4_kernels.encode(rows, peak, rule, largest)
         else:
             rows = rows.float()

@@ -6,6 +6,9 @@ import builtins
 import itertools
 import json
 import re
+import shutil
+import subprocess
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +113,21 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 )
 def test_ticks_are_round_and_within(low: float, high: float, ticks: list[float]) -> None:
     assert log_ticks(low, high) == pytest.approx(ticks)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node.js on this machine")
+@pytest.mark.parametrize(
+    ("up", "expected"),
+    [("true", ["cheap", "dear", "unknown", "unknown too"]), ("false", ["dear", "cheap", "unknown", "unknown too"])],
+)
+def test_a_value_that_is_not_known_comes_last_whichever_way_the_table_is_sorted(up: str, expected: list[str]) -> None:
+    template = resources.files("controld.cli").joinpath("candidate_page.html").read_text(encoding="utf-8")
+    # The page's own order, without the rest of it, which needs a browser.
+    found = re.search(r"^const order = .*?^const inOrder = .*?;$", template, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    assert "of inOrder(points, sortBy, sortUp))" in template, "the table is in that order"
+    keys = {"unknown": None, "dear": 20.0, "unknown too": None, "cheap": 3.0}
+    points = json.dumps([{"label": label, "cells": [{"key": key}]} for label, key in keys.items()])
+    script = f"{found[0]}\nconsole.log(JSON.stringify(inOrder({points}, 0, {up}).map(point => point.label)))"
+    told = subprocess.run(["node", "--eval", script], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(told.stdout) == expected

@@ -13,7 +13,8 @@ from controld.candidates.video_profile import Source, VideoMemory, VideoProfile
 from controld.contract.configuration import Configuration
 from controld.controller.video import decide_video
 from controld.controller.video_plan import Gate
-from controld.controller.video_view import EngineView, VideoGoal, VideoObjective
+from controld.controller.video_view import EngineView, Steering, VideoGoal, VideoObjective
+from controld.controller.video_weighing import Weighing, Worth
 
 QUALITY, LATENCY, BYTES = VideoObjective.QUALITY, VideoObjective.LATENCY, VideoObjective.BYTES
 
@@ -70,6 +71,29 @@ def test_bytes_are_weighed_against_quality_and_an_unknown_size_is_no_small_one()
         assert plan.setting == SMALL.configuration
     plan = decide_video([goal(BYTES)], [BEST, unknown], EngineView(in_force=BEST.configuration))
     assert plan.setting == BEST.configuration, "nobody knows that it is smaller"
+
+
+@pytest.mark.parametrize("goals", [[goal(BYTES)], [goal(BYTES, 3), goal(QUALITY)]], ids=["alone", "with quality"])
+def test_the_one_setting_whose_size_is_known_is_taken_for_bytes_before_any_that_is_not(goals: list[VideoGoal]) -> None:
+    # Faster, of less loss, and the first by name whichever way: only its size speaks against it.
+    unknown = replace(BEST, memory=None, forward_s=0.02)
+    for arms in ([SMALL, unknown], [unknown, SMALL]):
+        assert decide_video(goals, arms, EngineView()).setting == SMALL.configuration
+        for at in (SMALL, unknown):
+            plan = decide_video(goals, arms, EngineView(in_force=at.configuration))
+            assert plan.setting == at.configuration, "nobody knows which is smaller"
+
+
+@pytest.mark.parametrize("objective", VideoObjective)
+def test_where_all_else_is_equal_a_size_that_is_known_is_better_than_one_that_is_not(
+    objective: VideoObjective,
+) -> None:
+    weighing = Weighing([goal(objective)], 0.05, Steering())
+    known = Worth(loss=0.01, loss_se=0.001, chunk_s=0.1, memory_bytes=178, name="later by name")
+    unknown = replace(known, memory_bytes=None, name="a")
+    ranks = weighing.ranks([unknown, known])
+    assert ranks[1] < ranks[0]
+    assert weighing.ranks([unknown])[0] < weighing.ranks([replace(unknown, name="b")])[0]
 
 
 def test_the_limits_of_all_hold_whoever_is_in_the_majority() -> None:

@@ -38,6 +38,8 @@ def tensors() -> dict[str, Tensor]:
         "subnormal": gaussian(33, 80) * 1e-41,
         "large": gaussian(33, 80) * 2.0**90,
         "not finite": torch.tensor([[1.0, float("nan"), float("inf"), -float("inf"), -float("nan"), 448.0]]),
+        "transposed": gaussian(6, 4).t(),
+        "every second": gaussian(33, 160)[::2, ::2],
         "one": gaussian(1, 1),
         "none": gaussian(0, 16),
     }
@@ -57,10 +59,21 @@ def test_bits_are_torchs(name: str, dtype: torch.dtype, scale: float | None) -> 
     reference = FP8Rows.quantise(x, scale=known, use_native=False)
     assert bits_equal(kernel.scale, reference.scale)
     assert torch.equal(kernel.codes.view(torch.uint8), reference.codes.view(torch.uint8))
-    for out in (torch.float32, torch.bfloat16):
-        assert bits_equal(kernel.dequantise(out), kernel.dequantise(out, use_native=False))
-    assert bits_equal(kernel.units(), kernel.units(use_native=False))
+    for held in (kernel, reference):
+        for out in (torch.float32, torch.bfloat16):
+            assert bits_equal(held.dequantise(out), held.dequantise(out, use_native=False))
+        assert bits_equal(held.units(), held.units(use_native=False))
     assert kernel.dequantise().shape == x.shape
+
+
+@pytest.mark.parametrize("use_native", [True, False], ids=["kernel", "torch"])
+def test_a_scale_that_kernels_would_read_as_something_else_is_refused(use_native: bool) -> None:
+    x = TENSORS["gaussian"]
+    whole = torch.tensor([0.37])
+    for scale in (whole.double(), whole[0], whole.view(1, 1), whole.expand(33, 1), whole.repeat(33), whole.to("meta")):
+        with pytest.raises(ValueError, match=r"^scale: .* not contiguous float32 \[1\] or \[33, 1\] on cpu"):
+            FP8Rows.quantise(x, scale=scale, use_native=use_native)
+    assert FP8Rows.quantise(x, scale=whole.repeat(33, 1), use_native=use_native).scale.shape == (33, 1)
 
 
 def bits_equal(one: Tensor, other: Tensor) -> bool:

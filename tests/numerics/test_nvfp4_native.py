@@ -41,12 +41,14 @@ def tensors() -> dict[str, Tensor]:
         "subnormal": gaussian() * 1e-41,
         "one subnormal": torch.zeros(3, 32).index_fill_(1, torch.tensor([3]), 1e-45),
         "large": gaussian() * 2.0**90,
+        "transposed": gaussian(80, 33)[:, :32].t(),
+        "every second": gaussian(33, 160)[::2, ::2],
         "one row": gaussian(1, 16),
         "none": gaussian(0, 16),
     }
 
 
-TENSORS = {name: x[:, : x.shape[1] // 16 * 16].contiguous() for name, x in tensors().items()}
+TENSORS = {name: x[:, : x.shape[1] // 16 * 16] for name, x in tensors().items()}
 
 
 @needs_kernels
@@ -64,9 +66,20 @@ def test_bits_are_the_references(name: str, dtype: torch.dtype, rule: BlockRule,
     assert torch.equal(kernel.peak, reference.peak)
     assert torch.equal(kernel.block_scales, reference.block_scales)
     assert torch.equal(kernel.packed, reference.packed)
-    for out in (torch.float32, torch.bfloat16):
-        assert torch.equal(bits(kernel.dequantise(out)), bits(kernel.dequantise(out, use_native=False)))
-    assert torch.equal(bits(kernel.units()), bits(kernel.units(use_native=False)))
+    for held in (kernel, reference):
+        for out in (torch.float32, torch.bfloat16):
+            assert torch.equal(bits(held.dequantise(out)), bits(held.dequantise(out, use_native=False)))
+        assert torch.equal(bits(held.units()), bits(held.units(use_native=False)))
+
+
+@pytest.mark.parametrize("use_native", [True, False], ids=["kernel", "torch"])
+def test_a_peak_that_kernels_would_read_as_something_else_is_refused(use_native: bool) -> None:
+    x = TENSORS["gaussian"]
+    whole = x.abs().amax().view(1)
+    for peak in (whole.double(), whole[0], whole.view(1, 1), whole.expand(33, 1), whole.repeat(33), whole.to("meta")):
+        with pytest.raises(ValueError, match=r"^peak: .* not contiguous float32 \[1\] or \[33, 1\] on cpu"):
+            NVFP4Tensor.quantise(x, peak=peak, use_native=use_native)
+    assert NVFP4Tensor.quantise(x, peak=whole.repeat(33, 1), use_native=use_native).peak.shape == (33, 1)
 
 
 def bits(x: Tensor) -> Tensor:

@@ -123,6 +123,25 @@ async def test_the_setting_that_it_comes_back_to_is_kept_with_what_it_taught(her
     assert successor.engines[E1].pushed == newer
 
 
+async def test_a_setting_published_just_before_the_daemon_was_killed_is_kept_when_no_version_has_it_any_more(
+    here: Here,
+) -> None:
+    await here.teach(E1, E2)
+    here.book.engines[E1].push(SETTING)
+    await here.book.checkpoint()
+    newer = EngineSetting(configuration=Configuration({"steps": 2}), reason="published since")
+    successor = here.another()
+    await successor.restore()
+    for key in (E1, E2):  # E2's record has no setting: an earlier release wrote none
+        successor.restore_setting(key, newer, 7)
+    here.clock.advance(ABSENT_S + 1)
+    assert successor.present(SELECTOR) == {}
+    await successor.checkpoint()
+    again = here.another()
+    await again.restore()
+    assert {key: engine.pushed for key, engine in again.engines.items()} == {E1: newer, E2: newer}
+
+
 async def test_present_is_who_is_connected_or_was_until_a_few_minutes_ago(here: Here) -> None:
     here.connected = {E10}
     await here.teach(E1, E10, (Selector("longlive", "other"), "e1"))

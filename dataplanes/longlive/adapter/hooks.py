@@ -195,6 +195,8 @@ class PipelineHooks:
         self.prompts, self.raw_prompts = [], []
         self._submitted = self._decoded_count = 0
         self._decoder_error = None
+        # A pass that failed in the call before left what it saw: the first pass of this one would end with it.
+        self._fidelity.end()
         self.finished.clear()
 
     def end_chunk(self) -> None:

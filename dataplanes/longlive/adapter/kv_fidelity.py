@@ -7,8 +7,8 @@ costs as much to read a slot back as the attention's own reading does. Not run o
 
 from __future__ import annotations
 
+import logging
 import math
-import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -16,6 +16,8 @@ from typing import Any, Final
 import torch
 
 from dataplanes.longlive.adapter import signature
+
+_log = logging.getLogger(__name__)
 
 _APPLY: Final = "_apply_cache_updates"
 _MOST_DB: Final = 1e3
@@ -66,7 +68,8 @@ class KvFidelity:
 
     def begin(self, caches: Any) -> None:
         """The pass that begins is one to look at; `caches` are those of all layers."""
-        self._caches = caches
+        # One that failed never came to its end.
+        self._caches, self._pairs = caches, []
 
     def end(self) -> list[Pair]:
         """The pass is over: what was found, nothing where the cache is not quantised."""
@@ -83,7 +86,7 @@ class KvFidelity:
                     self._compare(caches[layer], update)
         except Exception:  # noqa: BLE001 - the edge to the checkout's code: no clip must end for a figure in its report
             self._has_failed, self._pairs = True, []
-            traceback.print_exc()
+            _log.exception("the KV cache cannot be read back: its signal-to-noise is None from now on")
 
     def _compare(self, cache: dict[str, Any], update: dict[str, Any]) -> None:
         if self._dequantise is None:

@@ -84,6 +84,8 @@ class WorkerEngine:
         self._capabilities: EngineCapabilities | None = None
         self._spec: LoadSpec | None = None
         self._sessions: dict[str, _Session] = {}
+        self._failures: dict[str, EngineError] = {}
+        """Why sessions were lost while another one was stepped, until somebody asks for them."""
         self._version = 0
         self._setting: Configuration | None = None
         self._queued: Configuration | None = None
@@ -119,7 +121,7 @@ class WorkerEngine:
         """End the worker; sessions are gone."""
         with self._lock:
             self._drop()
-            self._sessions.clear()
+            self._forget_all()
 
     def capabilities(self) -> EngineCapabilities:
         """What the engine can do here; starts a worker if there never was one."""
@@ -138,7 +140,7 @@ class WorkerEngine:
                 self._process = self._start()
                 # A fresh engine counts its chunks from 0; ours go on.
                 self._chunks_before = self._chunk
-            self._sessions.clear()
+            self._forget_all()
             self._spec = None
             try:
                 held: MemorySplit = self._call("load", spec, deadline_s=self._settings.load_deadline_s)
@@ -156,7 +158,7 @@ class WorkerEngine:
         """Free everything. A worker that is gone holds nothing."""
         with self._lock:
             self._spec = None
-            self._sessions.clear()
+            self._forget_all()
             if not self.is_running():
                 self._drop()
                 return MemorySplit()
@@ -190,13 +192,15 @@ class WorkerEngine:
         with self._lock:
             self._call("open", spec, deadline_s=self._settings.deadline_s)
             self._sessions[spec.session_id] = _Session(spec, spec.prompt, [])
+            self._failures.pop(spec.session_id, None)
 
     def step(self, session_id: str) -> ChunkResult:
         """Make the next chunk. See `VideoEngine.step`."""
         with self._lock:
             session = self._session(session_id)
             if self._restart is not None:
-                failure = self._replace_worker(self._restart).get(session_id)
+                self._replace_worker(self._restart)
+                failure = self._failures.pop(session_id, None)
                 if failure is not None:
                     failure.applied = self._applied(failure.applied)
                     raise failure
@@ -271,8 +275,8 @@ class WorkerEngine:
             self._restarted = None
         return applied
 
-    def _replace_worker(self, waiting: _Waiting) -> dict[str, EngineError]:
-        """Start another worker under the setting; why sessions that were open are no more.
+    def _replace_worker(self, waiting: _Waiting) -> None:
+        """Start another worker under the setting, and open the sessions there; `_failures` says which are no more.
 
         Raises:
             WorkerDiedError: neither with this setting nor with the one before is there a worker.
@@ -281,7 +285,7 @@ class WorkerEngine:
         assert spec is not None and before is not None
         self._restart = None
         started_s = self._clock.monotonic_s()
-        gone = self._close_sessions()
+        self._close_sessions()
 
         def answer(refusal: EngineError | None) -> Applied:
             changed = sorted(
@@ -299,18 +303,16 @@ class WorkerEngine:
 
         try:
             refusal = self._load_or_go_back(spec, waiting.setting, before)
-            gone |= self._reopen_sessions()
+            self._reopen_sessions()
         except WorkerDiedError as error:
             # The owner loads again and must not be led into the same setting at once, so this is an answer to it.
             error.applied = (answer(error),)
             raise
         self._setting = waiting.setting if refusal is None else before
         self._restarted = answer(refusal)
-        return gone
 
-    def _close_sessions(self) -> dict[str, EngineError]:
-        """End the clips in the worker that is to be replaced, and keep what their decoders held; which failed."""
-        gone: dict[str, EngineError] = {}
+    def _close_sessions(self) -> None:
+        """End the clips in the worker that is to be replaced, and keep what their decoders held."""
         for session_id, session in tuple(self._sessions.items()):
             try:
                 frames = self._call("close", session_id, deadline_s=self._settings.load_deadline_s)
@@ -318,24 +320,21 @@ class WorkerEngine:
                 if error.code == "engine.worker_died":
                     raise
                 del self._sessions[session_id]
-                gone[session_id] = error
+                self._failures[session_id] = error
                 continue
             session.waiting = (*session.waiting, frames)
-        return gone
 
-    def _reopen_sessions(self) -> dict[str, EngineError]:
-        """Begin the clips again where they were; those that the fresh engine refuses are no more, and why."""
+    def _reopen_sessions(self) -> None:
+        """Begin the clips again where they were; those that the fresh engine refuses are no more."""
         self._chunks_before = self._chunk
-        gone: dict[str, EngineError] = {}
         for session_id, session in tuple(self._sessions.items()):
             try:
                 self._reopen(session)
             except EngineError as error:
                 if error.code == "engine.worker_died":
                     raise
-                gone[session_id] = error
+                self._failures[session_id] = error
                 self._forget(session_id)
-        return gone
 
     def _load_or_go_back(self, spec: LoadSpec, wanted: Configuration, before: Configuration) -> EngineError | None:
         """Why the setting before is loaded again; None: the wanted one is. Raises: WorkerDiedError: neither is."""
@@ -383,7 +382,13 @@ class WorkerEngine:
             with suppress(EngineError):
                 self._call("close", session_id, deadline_s=self._settings.load_deadline_s)
 
+    def _forget_all(self) -> None:
+        self._sessions.clear()
+        self._failures.clear()
+
     def _session(self, session_id: str) -> _Session:
+        if session_id in self._failures:
+            raise self._failures.pop(session_id)
         if session_id not in self._sessions:
             if self._process is None and session_id in self.lost_sessions:
                 raise WorkerDiedError(f"session {session_id} was lost with its worker")

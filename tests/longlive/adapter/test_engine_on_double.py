@@ -282,8 +282,30 @@ def test_what_a_quantised_cache_lost_of_a_chunk_is_measured_from_what_was_writte
     assert engine.step("a").report.kv_signal_to_noise_db is not None, "another generator is looked at, too"
 
 
+def test_what_a_pass_that_failed_had_written_counts_for_no_other_clip(make_engine: Make) -> None:
+    def report_of_b(engine: LongLiveEngine) -> float | None:
+        engine.open(SessionSpec(session_id="b", prompt="a cat", seed=3))
+        return engine.step("b").report.kv_signal_to_noise_db
+
+    expected = report_of_b(loaded(make_engine, nvfp4(kv="nvfp4")))
+    engine = loaded(make_engine, nvfp4(kv="nvfp4"))
+    driver = engine._driver
+    assert driver is not None and expected is not None
+
+    def fail(*_: object) -> None:
+        if driver.hooks._fidelity._pairs:
+            raise RuntimeError("the device failed behind the cache's update")
+
+    failing = driver.pipe.generator.register_forward_hook(fail, prepend=True)
+    engine.open(SessionSpec(session_id="a", prompt="a dog", seed=4))
+    with pytest.raises(EngineError, match="behind the cache"):
+        engine.step("a")
+    failing.remove()
+    assert report_of_b(engine) == expected
+
+
 def test_a_cache_that_cannot_be_read_back_costs_the_figure_and_not_the_clip(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = loaded(make_engine, nvfp4(kv="nvfp4"))
     engine.open(SessionSpec(session_id="a", prompt="a cat"))
@@ -293,7 +315,9 @@ def test_a_cache_that_cannot_be_read_back_costs_the_figure_and_not_the_clip(
 
     monkeypatch.setattr(engine._driver.hooks._fidelity, "_dequantise", fail)  # type: ignore[union-attr]
     assert [engine.step("a").report.kv_signal_to_noise_db for _ in range(2)] == [None, None]
-    assert capsys.readouterr().err.count("RuntimeError: no such kernel") == 1, "told once"
+    (told,) = caplog.records
+    assert told.levelname == "ERROR" and "None from now on" in told.getMessage()
+    assert "RuntimeError: no such kernel" in caplog.text, "the whole error, and once"
 
 
 def test_a_compiled_generator_is_not_looked_into(make_engine: Make) -> None:

@@ -314,6 +314,60 @@ def test_a_session_that_a_restarted_engine_has_no_room_for_is_told_and_the_other
     assert (result.report.setting_id, result.report.session_chunk, result.applied) == (TWO.config_id, 0, ())
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda engine: engine.step("a"),
+        lambda engine: engine.push_prompt("a", "longer"),
+        lambda engine: engine.close("a"),
+    ],
+    ids=["step", "push_prompt", "close"],
+)
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [("full", "engine.out_of_memory"), ("close", "engine.decoder_failed")],
+    ids=["not opened again", "not closed"],
+)
+def test_a_session_that_another_one_s_step_lost_in_a_restart_is_told_why_when_it_is_next_asked_for(
+    make_worker: Make, fault: str, code: str, ask: Callable[[WorkerEngine], object]
+) -> None:
+    engine = small(make_worker, fault=fault)
+    engine.load(SPEC)
+    for name in ("a", "b"):
+        engine.open(SessionSpec(session_id=name, prompt="x"))
+    engine.apply(TWO, 3)
+    assert [one.version for one in engine.step("b").applied] == [3]
+    with pytest.raises(EngineError) as caught:
+        ask(engine)
+    assert (caught.value.code, caught.value.applied) == (code, ())
+    with pytest.raises(EngineError) as caught:
+        ask(engine)
+    assert caught.value.code == "engine.unknown_session", "told once"
+    assert len(engine.step("b").frames) == 2
+
+
+@pytest.mark.parametrize("forget", ["open", "load"])
+def test_why_a_session_was_lost_in_a_restart_is_not_told_of_another_clip_of_its_name(
+    make_worker: Make, forget: str
+) -> None:
+    engine = small(make_worker, fault="close")
+    engine.load(SPEC)
+    for name in ("a", "b"):
+        engine.open(SessionSpec(session_id=name, prompt="x"))
+    engine.apply(TWO, 3)
+    engine.step("b")
+    if forget == "load":
+        engine.load(SPEC)
+        with pytest.raises(EngineError, match="unknown session"):
+            engine.step("a")
+    engine.open(SessionSpec(session_id="a", prompt="x"))
+    assert engine.step("a").report.session_chunk == 0
+    with pytest.raises(EngineError, match="the decoder failed"):
+        engine.close("a")
+    with pytest.raises(EngineError, match="unknown session"):
+        engine.step("a")
+
+
 def test_an_older_version_is_stale_over_a_restart_too(make_worker: Make) -> None:
     engine = small(make_worker)
     engine.load(SPEC)

@@ -25,7 +25,7 @@ class SmallEngine:
     Args:
         fault: what goes wrong: exit, hang, child, oom, raise, device, chunk (the session is closed by itself),
             hang_load (loading two ranks does not end), no_way_back (only the first process loads),
-            full (two ranks have room for no session called a).
+            full (two ranks have room for no session called a), close (closing a session called a fails).
         touches: file that says that it has begun to.
         keeps: not empty: it restarts its ranks by itself.
     """
@@ -134,6 +134,8 @@ class SmallEngine:
 
     def close(self, session_id: str) -> torch.Tensor:
         del self._sessions[session_id]
+        if self._fault == "close" and session_id == "a":
+            raise EngineError("the decoder failed", code="engine.decoder_failed")
         return torch.full((1, 1, 1, 3), 255, dtype=torch.uint8)
 
     def _fail(self) -> None:
