@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from controld.candidates.distill import distill
 from controld.candidates.measurement import TrialMeasurement
 from controld.candidates.profile import Profile
+from controld.candidates.stored import profile_key
 from controld.candidates.video_exchange import video_records
 from controld.profiling.search.observation import Observation, VariantCost
 from controld.profiling.study import Study, Trial, TrialState
 from controld.profiling.video_results import video_observation, video_profiles_of
-from controld.store.records import ProfileKey, ProfileRecord
+from controld.store.records import ProfileRecord
 
 
 def measurement(study: Study, trial: Trial) -> TrialMeasurement:
@@ -125,11 +126,4 @@ def _kv_observation(study: Study, trials: Sequence[Trial]) -> Observation | None
 
 def profile_record(profile: Profile) -> ProfileRecord:
     """As stored."""
-    key = ProfileKey(
-        model_fingerprint=profile.model_fingerprint,
-        workload=profile.workload,
-        config_id=profile.arm_id,
-        sender_hardware=profile.sender_hardware,
-        receiver_hardware=profile.receiver_hardware,
-    )
-    return ProfileRecord(key=key, document=profile.to_json(), updated_unix_s=profile.measured_unix_s)
+    return ProfileRecord(key=profile_key(profile), document=profile.to_json(), updated_unix_s=profile.measured_unix_s)
