@@ -156,7 +156,7 @@ async def test_cancelling_a_study_stops_the_worker_in_its_trial(house: House, st
     await house.study_until(study["id"], lambda state: any(t["segments_done"] for t in state["trials"]))
     cancelled = await house.service.cancel(study["id"])
     assert cancelled["state"] == "cancelled"
-    await house.until(lambda: not house.service._assignments)
+    await house.until(lambda: not house.service.trials._assignments)
     after = await house.service.begin({**REQUEST, "segments": 2, "lengths": [64]})
     end = await house.study_until(after["id"], lambda state: state["state"] == "finished")
     assert end["trials_by_state"] == {"measured": end["trials_total"]}
