@@ -13,20 +13,22 @@ from controld.candidates.document import fields_of, read_json_object
 from controld.candidates.statistics import upper_bound_95
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
+from controld.contract.trial import (
+    LEAST_ENGINE_SECONDS,
+    MAX_CLIP_LOSS,
+    MAX_ENGINE_BYTES,
+    MAX_ENGINE_SECONDS,
+    MAX_FRAMES,
+)
 
 _FORMAT = 1
 KIND = "video"
 """`kind` of the documents; a KV profile's has none."""
 
-MAX_SECONDS = 86_400.0
-MAX_BYTES = 2**53
-MAX_LOSS = 1e6
-
 STEPS = "steps"
 """The parameter that every video engine has: denoising steps of a chunk."""
 
 MAX_STEPS = 1024
-LEAST_SECONDS = 1e-9
 
 _TEXTS = ("workload", "model_fingerprint", "hardware", "provenance")
 _OPTIONAL = ("loss_mean", "drift", "motion")
@@ -116,19 +118,19 @@ class VideoProfile:
             if isinstance(value, str):
                 _check_text(f"video_profile.configuration.{name}", value)
         for name, low, high in (
-            ("forward_s", LEAST_SECONDS, MAX_SECONDS),
-            ("vae_s", 0.0, MAX_SECONDS),
-            ("loss_mean", -MAX_LOSS, MAX_LOSS),
-            ("loss_se", 0.0, MAX_LOSS),
-            ("drift", 0.0, MAX_LOSS),
-            ("motion", 0.0, MAX_LOSS),
+            ("forward_s", LEAST_ENGINE_SECONDS, MAX_ENGINE_SECONDS),
+            ("vae_s", 0.0, MAX_ENGINE_SECONDS),
+            ("loss_mean", -MAX_CLIP_LOSS, MAX_CLIP_LOSS),
+            ("loss_se", 0.0, MAX_CLIP_LOSS),
+            ("drift", 0.0, MAX_CLIP_LOSS),
+            ("motion", 0.0, MAX_CLIP_LOSS),
             ("measured_unix_s", 0.0, 253_402_300_799.0),
         ):
             self._check_number(name, low, high, (int, float))
         for name in ("frames_per_chunk", "loss_samples"):
-            self._check_number(name, 1 if name == "frames_per_chunk" else 0, 2**31 - 1, (int,))
+            self._check_number(name, 1 if name == "frames_per_chunk" else 0, MAX_FRAMES, (int,))
         for name, size in asdict(self.memory).items() if self.memory is not None else ():
-            if type(size) is not int or not 0 <= size <= MAX_BYTES:
+            if type(size) is not int or not 0 <= size <= MAX_ENGINE_BYTES:
                 raise FieldError(f"video_profile.memory.{name}", f"{size!s:.40} is not a size in bytes")
 
     def _check_number(self, name: str, low: float, high: float, kinds: tuple[type, ...]) -> None:

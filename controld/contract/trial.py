@@ -20,7 +20,7 @@ LEAST_ENGINE_SECONDS = 1e-9
 MAX_ENGINE_SECONDS = 86_400.0
 MAX_ENGINE_BYTES = 2**53
 MAX_FRAMES = 2**31 - 1
-"""A stored profile of a video engine has these bounds, too."""
+"""A stored profile of a video engine has these bounds, too (`controld.candidates.video_profile`)."""
 
 
 class TrialStatus(StrEnum):
