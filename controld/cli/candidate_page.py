@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -79,6 +79,16 @@ class Scene:
     groups: tuple[Group, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A point of a picture, with its standard error upwards and downwards."""
+
+    x: float
+    y: float
+    error: float
+    on_front: bool
+
+
 def colours_of(families: Iterable[str]) -> dict[str, str]:
     """A colour for each family."""
     return {family: COLOURS[i % len(COLOURS)] for i, family in enumerate(sorted(set(families)))}
@@ -139,3 +149,32 @@ def new_figure(width_inches: float, height_inches: float) -> Any:
             f"matplotlib is missing: {error}", code="cli.plot", hint='pip install "controld[plot]"'
         ) from error
     return Figure(figsize=(width_inches, height_inches), layout="constrained")
+
+
+def draw_families(axes: Any, families: Mapping[str, tuple[str, Sequence[Mark]]]) -> None:
+    """Points with error bars, a colour for each family; those on the Pareto front are filled.
+
+    Args:
+        axes: matplotlib's.
+        families: colour and marks by name.
+    """
+    for name, (colour, marks) in families.items():
+        label: str | None = plain(name)
+        for on_front in (True, False):
+            chosen = [mark for mark in marks if mark.on_front is on_front]
+            if not chosen:
+                continue
+            axes.errorbar(
+                [mark.x for mark in chosen],
+                [mark.y for mark in chosen],
+                yerr=[mark.error for mark in chosen],
+                fmt="o",
+                color=colour,
+                markerfacecolor=colour if on_front else "none",
+                markersize=5,
+                capsize=2,
+                linewidth=0.8,
+                alpha=1.0 if on_front else 0.5,
+                label=label,
+            )
+            label = None

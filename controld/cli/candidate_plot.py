@@ -12,15 +12,18 @@ from controld.cli.candidate_page import (
     Cell,
     Column,
     Group,
+    Mark,
     Point,
     Scene,
     colours_of,
+    draw_families,
     new_figure,
     page_of,
     plain,
     short,
     write_files,
 )
+from controld.cli.candidate_table import alike
 from controld.contract.configuration_label import configuration_label
 from controld.contract.errors import ControldError
 
@@ -120,12 +123,10 @@ def _write_picture(rows: Sequence[Row], path: Path) -> None:
 
 def _groups(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     """Rows that may be compared, with what they have in common."""
-    groups: dict[tuple[str, str, str, str], list[Row]] = {}
-    for row in rows:
-        key = (row["workload"], row["model_fingerprint"], row["sender_hardware"], row["receiver_hardware"])
-        groups.setdefault(key, []).append(row)
+    names = ("workload", "model_fingerprint", "sender_hardware", "receiver_hardware")
     titled = []
-    for (workload, fingerprint, sender, receiver), members in groups.items():
+    for members in alike(rows, names):
+        workload, fingerprint, sender, receiver = (members[0][name] for name in names)
         places = sender if sender == receiver else f"{sender} → {receiver}"
         titled.append((f"workload {workload}, model {fingerprint[:12]}, {places or 'unknown hardware'}", members))
     return titled
@@ -149,26 +150,11 @@ def _coder_colours(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _plot_loss_and_bytes(axes: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
-    for code, colour in colours.items():
-        label: str | None = plain(code)
-        for on_front in (True, False):
-            chosen = [row for row in rows if _coder(row) == code and bool(row["pareto"]) is on_front]
-            if not chosen:
-                continue
-            axes.errorbar(
-                [row["bytes_objective"] for row in chosen],
-                [_loss(row) for row in chosen],
-                yerr=[row["loss_se_nats"] for row in chosen],
-                fmt="o",
-                color=colour,
-                markerfacecolor=colour if on_front else "none",
-                markersize=5,
-                capsize=2,
-                linewidth=0.8,
-                alpha=1.0 if on_front else 0.5,
-                label=label,
-            )
-            label = None
+    marks: dict[str, tuple[str, list[Mark]]] = {code: (colour, []) for code, colour in colours.items()}
+    for row in rows:
+        x, y, error = row["bytes_objective"], _loss(row), row["loss_se_nats"]
+        marks[_coder(row)][1].append(Mark(x=x, y=y, error=error, on_front=bool(row["pareto"])))
+    draw_families(axes, marks)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.margins(x=0.3)

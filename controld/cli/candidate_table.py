@@ -28,7 +28,7 @@ _FOLDED = ("n", "VAE ms", "frames", "activations", "drift", "motion", "measured"
 
 def show_kv(rows: Sequence[Row]) -> None:
     """Print KV candidates."""
-    for members in _groups(rows, ("workload", "model_fingerprint", "sender_hardware", "receiver_hardware")):
+    for members in alike(rows, ("workload", "model_fingerprint", "sender_hardware", "receiver_hardware")):
         first = members[0]
         sender, receiver = first["sender_hardware"], first["receiver_hardware"]
         places = sender if sender == receiver else f"{sender} -> {receiver}"
@@ -41,7 +41,7 @@ def show_video(rows: Sequence[Row]) -> None:
     """Print video candidates. What all settings of a table have in common stands below it once."""
     from rich.markup import escape
 
-    for members in _groups(rows, ("workload", "model_fingerprint", "hardware", "source")):
+    for members in alike(rows, ("workload", "model_fingerprint", "hardware", "source")):
         first = members[0]
         common = in_common(members)
         place = f"{first['hardware'] or 'unknown hardware'}, {first['source']}"
@@ -71,7 +71,8 @@ def own_label(row: Row, common: Mapping[str, Any]) -> str:
     return setting_label(own) or "-"
 
 
-def _groups(rows: Sequence[Row], names: Sequence[str]) -> list[list[Row]]:
+def alike(rows: Sequence[Row], names: Sequence[str]) -> list[list[Row]]:
+    """Rows that agree in these fields, and so may be compared, in the order in which the first of each comes."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)

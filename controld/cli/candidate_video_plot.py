@@ -11,16 +11,18 @@ from controld.cli.candidate_page import (
     Cell,
     Column,
     Group,
+    Mark,
     Point,
     Scene,
     colours_of,
+    draw_families,
     new_figure,
     page_of,
     plain,
     short,
     write_files,
 )
-from controld.cli.candidate_table import in_common, own_label
+from controld.cli.candidate_table import alike, in_common, own_label
 from controld.contract.configuration_label import setting_label
 from controld.contract.errors import ControldError
 from controld.contract.quantity import format_size
@@ -121,14 +123,12 @@ def _point(row: Row, label: str) -> Point:
 
 def _groups(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     """Rows that may be compared, with what they have in common."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        key = (row["workload"], row["model_fingerprint"], row["hardware"], row["source"])
-        groups.setdefault(key, []).append(row)
-    return [
-        (f"workload {workload}, model {fingerprint[:12]}, {hardware or 'unknown hardware'}, {source}", members)
-        for (workload, fingerprint, hardware, source), members in groups.items()
-    ]
+    titled = []
+    for members in alike(rows, ("workload", "model_fingerprint", "hardware", "source")):
+        row = members[0]
+        place = f"{row['hardware'] or 'unknown hardware'}, {row['source']}"
+        titled.append((f"workload {row['workload']}, model {row['model_fingerprint'][:12]}, {place}", members))
+    return titled
 
 
 def _precision(row: Row) -> str:
@@ -158,26 +158,11 @@ def _write_picture(rows: Sequence[Row], path: Path) -> None:
 
 def _plot_loss(axes: Any, rows: Sequence[Row], index: int, colours: dict[str, str]) -> None:
     """Loss over one of the other two objectives."""
-    for family, colour in colours.items():
-        label: str | None = plain(family)
-        for on_front in (True, False):
-            chosen = [row for row in rows if _precision(row) == family and bool(row["pareto"]) is on_front]
-            if not chosen:
-                continue
-            axes.errorbar(
-                [_place(row)[index] for row in chosen],
-                [row["loss_mean"] for row in chosen],
-                yerr=[row["loss_se"] for row in chosen],
-                fmt="o",
-                color=colour,
-                markerfacecolor=colour if on_front else "none",
-                markersize=5,
-                capsize=2,
-                linewidth=0.8,
-                alpha=1.0 if on_front else 0.5,
-                label=label,
-            )
-            label = None
+    marks: dict[str, tuple[str, list[Mark]]] = {family: (colour, []) for family, colour in colours.items()}
+    for row in rows:
+        x, y, error = _place(row)[index], row["loss_mean"], row["loss_se"]
+        marks[_precision(row)][1].append(Mark(x=x, y=y, error=error, on_front=bool(row["pareto"])))
+    draw_families(axes, marks)
     axes.set_xlabel(_AXES[index].name)
     axes.set_ylabel(f"{_AXES[0].name}, ± standard error")
     axes.margins(x=0.1)
