@@ -47,7 +47,7 @@ def video_observation(lossy: Configuration, trials: Sequence[Trial]) -> Observat
     costs = []
     least = _least(measurement for trial in trials for measurement in _engine(trial))
     for measured in _newest(trials):
-        profile = _profile_of(lossy, measured, least[measured.variant])
+        profile = _profile_of(trials[0], measured, least[measured.variant], worst)
         costs.append(
             VariantCost(
                 variant=measured.variant,
@@ -115,31 +115,29 @@ def _profiles(trials: Sequence[tuple[Study, Trial]], passes: dict[str, tuple[flo
     if worst is None:
         return []
     return [
-        _profile_of(last.task.lossy, measured, passes[measured.variant], study=study, trial=last, loss=worst)
+        _profile_of(last, measured, passes[measured.variant], worst, study.model_fingerprint)
         for measured in _newest(only)
     ]
 
 
 def _profile_of(
-    lossy: Configuration,
+    trial: Trial,
     measured: EngineMeasurement,
     seconds: tuple[float, float],
-    *,
-    study: Study | None = None,
-    trial: Trial | None = None,
-    loss: tuple[float, float, int] = (0.0, 0.0, 0),
+    loss: tuple[float, float, int],
+    model_fingerprint: str = "",
 ) -> VideoProfile:
-    """A variant with what was measured of it; without a trial it is good for its costs only."""
+    """One variant, with the date and the place of a trial."""
     memory = measured.memory
     return VideoProfile(
-        configuration=with_variant(lossy, measured.variant),
+        configuration=with_variant(trial.task.lossy, measured.variant),
         source=Source.MEASURED,
         forward_s=seconds[0],
         vae_s=seconds[1],
         frames_per_chunk=measured.frames_per_chunk,
-        workload=trial.task.workload if trial else "",
-        model_fingerprint=study.model_fingerprint if study else "",
-        hardware=trial.hardware if trial else "",
+        workload=trial.task.workload,
+        model_fingerprint=model_fingerprint,
+        hardware=trial.hardware,
         loss_mean=loss[0],
         loss_se=loss[1],
         loss_samples=loss[2],
@@ -151,8 +149,8 @@ def _profile_of(
         ),
         drift=measured.drift,
         motion=measured.motion,
-        measured_unix_s=trial.finished_unix_s if trial else 0.0,
-        provenance=f"study {study.study_id}, trial {trial.trial_id}" if study and trial else "",
+        measured_unix_s=trial.finished_unix_s,
+        provenance=f"study {trial.task.study_id}, trial {trial.trial_id}",
     )
 
 
