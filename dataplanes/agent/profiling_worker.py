@@ -6,21 +6,16 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
 from typing import Final, NoReturn
 
 from controld.contract.errors import ControldError
-from controld.contract.trial import TrialOutcome, TrialTask
 from dataplanes.agent.agent import Agent
 from dataplanes.agent.identity import AgentIdentity
+from dataplanes.agent.trials import TrialHandler
 
 _log = logging.getLogger(__name__)
 
 PROFILER_ROLE: Final = "profiler"
-
-Progress = Callable[[TrialOutcome], None]
-Cancelled = Callable[[], bool]
-RunTrial = Callable[[TrialTask, Progress, Cancelled], TrialOutcome]
 
 
 class WorkerError(ControldError):
@@ -40,7 +35,7 @@ def require_address(address: str) -> None:
         raise WorkerError("no address", code="profiler.address", hint="--address or CONTROLD_ADDRESS")
 
 
-def serve_trials(identity: AgentIdentity, address: str, run: RunTrial) -> NoReturn:
+def serve_trials(identity: AgentIdentity, address: str, run: TrialHandler) -> NoReturn:
     """Measure until SIGTERM or SIGINT, then end the process; survives daemons that come and go.
 
     Args:

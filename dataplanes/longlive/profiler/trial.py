@@ -20,6 +20,7 @@ from controld.contract.space import StrategySpace
 from controld.contract.trial import ClipLoss, EngineMeasurement, TrialOutcome, TrialStatus, TrialTask
 from controld.contract.variant import with_variant
 from dataplanes.agent.profiling_worker import TrialCancelledError
+from dataplanes.agent.trials import Cancelled, Progress
 from dataplanes.longlive.engine import EngineError, VideoEngine
 from dataplanes.longlive.profiler.timing import SettingTimes, time_setting, total_bytes
 from dataplanes.longlive.reference.quality import SEED, QualityMeter, SegmentLoss, corpus_digest
@@ -34,9 +35,6 @@ CORPUS = f"toy world {WORLD_VERSION}, held-out shapes, seed {SEED}, {corpus_dige
 
 _REFUSALS = frozenset({"engine.refused", "engine.out_of_memory", "engine.not_finite"})
 """What follows from the setting; anything else that an engine says may be chance."""
-
-Progress = Callable[[TrialOutcome], None]
-Cancelled = Callable[[], bool]
 
 
 class VideoTrialRunner:

@@ -30,14 +30,13 @@ from controld.contract.errors import ControldError, FieldError
 from controld.contract.trial import TrialOutcome, TrialStatus, TrialTask
 from dataplanes.agent import Agent
 from dataplanes.agent.profiling_worker import require_address
+from dataplanes.agent.trials import Cancelled, Progress
 from dataplanes.sglang.profiler.model_bench import ModelBench
 from dataplanes.sglang.profiler.trial import TimingPlan, TrialRunner
 from dataplanes.sglang.profiler.worker import Place, WorkerSettings, identity_of
 
 _log = logging.getLogger(__name__)
 
-Progress = Callable[[TrialOutcome], None]
-Cancelled = Callable[[], bool]
 
 LOCAL, AUTO = "local", "auto"
 
