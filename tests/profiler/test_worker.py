@@ -31,6 +31,9 @@ REQUEST: dict[str, Any] = {
     "continuation_tokens": 32,
 }
 
+# Trials long enough to be caught in the middle of, on a fast machine too.
+LONG_REQUEST: dict[str, Any] = {**REQUEST, "segments": 12, "lengths": [64, 200, 1000]}
+
 StartWorker = Callable[[], "subprocess.Popen[bytes]"]
 
 
@@ -49,7 +52,7 @@ class House:
             on_trial_result=lambda session, outcome: self.service.trials.on_trial_result(session, outcome),
             on_session=lambda session: self.service.trials.on_session(session),
         )
-        self.service = StudyService(self.store, self.fleet, SystemClock(), review_s=0.2)
+        self.service = StudyService(self.store, self.fleet, SystemClock(), review_s=0.2, events_apart_s=0.02)
         await self.fleet.start([self._address])
         await self.service.start()
 
@@ -122,13 +125,14 @@ async def test_a_study_by_a_real_worker_gives_profiles(house: House, start_worke
 async def test_a_worker_killed_in_a_trial_costs_nothing_but_time(house: House, start_worker: StartWorker) -> None:
     worker = start_worker()
     await house.until(lambda: house.fleet.sessions())
-    study = await house.service.begin(REQUEST)
+    study = await house.service.begin(LONG_REQUEST)
     await house.study_until(
         study["id"],
         lambda state: state["trials_done"] >= 1 and any(t["segments_done"] for t in state["trials"] if t["agent"]),
     )
     worker.kill()
     await asyncio.to_thread(worker.wait)
+    assert (await house.service.get(study["id"]))["state"] == "running"
     start_worker()
     end = await house.study_until(study["id"], lambda state: state["state"] == "finished")
     assert end["trials_by_state"] == {"measured": end["trials_total"]}
@@ -139,8 +143,9 @@ async def test_a_restarted_daemon_takes_what_the_worker_measured_meanwhile(
 ) -> None:
     start_worker()
     await house.until(lambda: house.fleet.sessions())
-    study = await house.service.begin(REQUEST)
+    study = await house.service.begin(LONG_REQUEST)
     await house.study_until(study["id"], lambda state: state["trials_done"] >= 1)
+    assert (await house.service.get(study["id"]))["state"] == "running"
     await house.close()
     await asyncio.sleep(0.5)
     await house.open()
@@ -152,7 +157,7 @@ async def test_a_restarted_daemon_takes_what_the_worker_measured_meanwhile(
 async def test_cancelling_a_study_stops_the_worker_in_its_trial(house: House, start_worker: StartWorker) -> None:
     start_worker()
     await house.until(lambda: house.fleet.sessions())
-    study = await house.service.begin({**REQUEST, "grid": "full", "segments": 8})
+    study = await house.service.begin({**LONG_REQUEST, "grid": "full"})
     await house.study_until(study["id"], lambda state: any(t["segments_done"] for t in state["trials"]))
     cancelled = await house.service.cancel(study["id"])
     assert cancelled["state"] == "cancelled"

@@ -345,7 +345,7 @@ def test_a_frame_that_comes_after_its_message_is_awaited_and_told(rig: Rig) -> N
     assert_close(rig.got([3, 4], 32), rig.sent([1, 2], 32))
     effect = rig.effect()
     assert (effect.path, effect.verdict) == (EffectPath.CODED, Verdict.VERIFIED)
-    assert effect.wire_s >= 0.5
+    assert effect.wire_s >= 0.45, "the timer and the sender read different clocks"
     assert effect.wire_s + effect.decode_s <= time.monotonic() - started_s, "waiting for bytes is not decoding"
     assert rig.prefill.agent.counts["pd.engine_returns_early"] == 1
 
