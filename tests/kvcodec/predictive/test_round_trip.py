@@ -122,8 +122,12 @@ def test_predictions_do_not_depend_on_the_processor(bench, monkeypatch, tmp_path
     functions = ("kv_predictive_encode", "kv_predictive_decode")
     plain = _plain_build("predictive.c", ours, functions, tmp_path)
     monkeypatch.setattr(predictive_kernels, "load_predictive_library", lambda: plain)
-    # No fused multiply-add there: a last bit may differ, and with it one unit of a prediction's inputs.
-    assert torch.allclose(decode_frame(frame, artefacts=bench.artefacts).planes, decoded, atol=2e-3)
+    # No fused multiply-add there: a last bit may differ, and with it one unit of a prediction's inputs. How far that
+    # goes depends on the fit, so it is measured by what the codec loses anyway.
+    loss = decoded - planes
+    moved = decode_frame(frame, artefacts=bench.artefacts).planes - decoded
+    assert moved.square().mean().sqrt() < 0.01 * loss.square().mean().sqrt()
+    assert moved.abs().max() < 0.1 * loss.abs().max()
     assert abs(len(codec.encode(planes, first_token=0)) - len(frame)) < 0.01 * len(frame)
 
 
