@@ -22,7 +22,7 @@ from controld.contract.rpc.convert import PROTOCOL_VERSION, resource_to_proto
 from controld.contract.snapshot import ClassRules, Resource, TenantShare
 from dataplanes.agent import Agent, AgentIdentity, AgentTiming
 
-PATIENCE_S = 10.0
+PATIENCE_S = 20.0
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

@@ -218,7 +218,7 @@ def test_a_refusing_daemon_is_asked_again_at_the_longest_interval(daemon, make_a
     began_s = time.monotonic()
     count = len(daemon.streams)
     until(lambda: len(daemon.streams) >= count + 2, "it asks again")
-    assert time.monotonic() - began_s > 0.3
+    assert time.monotonic() - began_s > 0.25
     assert agent.snapshot().counters["rejected"] >= 3
     assert agent.draw(**TRANSFER).reason == "no_table"
 
@@ -345,7 +345,7 @@ def test_close_ends_the_threads_in_time_whatever_the_daemon_does(other_process, 
         agent.report(make_effect(f"t{number}"))
     began_s = time.monotonic()
     agent.close(timeout_s=1.0)
-    assert time.monotonic() - began_s < 3.0
+    assert time.monotonic() - began_s < 5.0
     until(
         lambda: not any(t.name.startswith("controld-agent") and t.is_alive() for t in threading.enumerate()),
         "the threads have ended",

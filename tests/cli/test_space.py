@@ -120,7 +120,7 @@ def test_the_spaces_of_connected_agents_come_once_with_their_size(
     ]
     started_s = time.monotonic()
     assert main(["space", "--plane", "sglang", "--json"]) == 0
-    assert time.monotonic() - started_s < 2
+    assert time.monotonic() - started_s < 5
     odd, whole = sorted(json.loads(capsys.readouterr().out), key=lambda entry: entry["space"] is not None)
     assert (whole["agents"], whole["model"]) == (["decode-0", "prefill-0"], "tiny")
     assert StrategySpace.from_json(json.dumps(whole["space"])) == SPACE

@@ -21,7 +21,7 @@ from controld.contract.snapshot import ClassRules, Resource
 from controld.fleet import FleetServer, FleetSettings, Selector
 from controld.store.sqlite import SqliteStore
 
-PATIENCE_S = 5.0
+PATIENCE_S = 20.0
 
 
 class Heard:

@@ -23,7 +23,7 @@ from dataplanes.longlive.engine import EngineError, LoadSpec, SessionSpec
 SELECTOR = Selector("longlive", "video")
 FOUR = Configuration({"kv": "bf16", "steps": 4, "vae": "async"})
 TWO = Configuration({"kv": "bf16", "steps": 2, "vae": "async"})
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class Heard:

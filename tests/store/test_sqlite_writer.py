@@ -118,7 +118,7 @@ async def test_readers_go_on_while_eight_tasks_write(store: SqliteStore) -> None
         reads += 1
     stop = True
     versions = await asyncio.gather(*writers)
-    assert min(versions) > 0 and reads > 10 and slowest_s < 2.0
+    assert min(versions) > 0 and reads > 10 and slowest_s < 5.0
     assert [r.version for r in await store.posteriors.list()] == list(versions)
 
 
