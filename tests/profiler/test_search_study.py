@@ -30,11 +30,12 @@ REQUEST: dict[str, Any] = {
     "method": "search",
     "budget": BUDGET,
     "restrict": {"quantise": ["levels", "nvfp4", "fp8_e4m3"], "transform": ["none", "hadamard"]},
-    "segments": 2,
-    "max_segments": 2,
-    "lengths": [64],
+    "segments": 8,
+    "max_segments": 8,
+    "lengths": [500],
     "continuation_tokens": 32,
 }
+"""Trials of some tenths of a second, so that a quick machine is caught in one, too."""
 
 
 def wait_until(condition: Callable[[], Any], what: str) -> Any:
