@@ -256,7 +256,7 @@ class House:
             on_trial_result=lambda session, outcome: self.service.trials.on_trial_result(session, outcome),
             on_session=lambda session: self.service.trials.on_session(session),
         )
-        self.service = StudyService(store, self.fleet, SystemClock(), review_s=0.2)
+        self.service = StudyService(store, self.fleet, SystemClock(), review_s=0.2, events_apart_s=0.02)
 
 
 @pytest.fixture
@@ -293,7 +293,7 @@ async def test_a_study_on_ray_survives_the_death_of_a_worker(house: House, front
     assert sorted(session.agent_id for session in house.fleet.sessions()) == ["r-0", "r-1"]
     study = await house.service.begin(
         {
-            "plane": "sglang", "workload": "dialogue", "grid": "quick", "segments": 6, "lengths": [64, 200, 400],
+            "plane": "sglang", "workload": "dialogue", "grid": "quick", "segments": 12, "lengths": [64, 500, 1000],
             "continuation_tokens": 32,
         }
     )  # fmt: skip
