@@ -78,6 +78,27 @@ class Tenants:
     rivals: list[Rival]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gates:
+    """What arms must pass, named as in `Evaluation`.
+
+    Args:
+        usable: available, and good enough.
+        allowed: passes all gates, as far as any arm of the cell can.
+    """
+
+    available: Mask
+    quality_ok: Mask
+    usable: Mask
+    stable: Mask
+    never_worse: Mask
+    meets_slo: Mask
+    within_cap: Mask
+    fair: Mask
+    largest_slowdown: Array
+    allowed: Mask
+
+
 def evaluate(
     item: ClassInput,
     knob: Knob,
@@ -94,24 +115,87 @@ def evaluate(
     Args:
         cap: arms that leave the other classes their room under overload, shape [arms, S, B, L]; None for all.
     """
-    goal, models, corrections = item.goal, item.models, item.corrections
-    factors = corrections.factors()
+    goal, models, factors = item.goal, item.models, item.corrections.factors()
     prediction = knob.predict(models, factors, points.middle, share=share, other_work=other_work)
     rank = ranked(prediction)
-    never_worse = rank <= rank[RAW_ROW]
-    never_worse &= not_slower_at_corners(knob, models, factors, points, share=share, other_work=other_work)
+    tail = _tail(goal, prediction, item.corrections, rank)
+    corners_ok = not_slower_at_corners(knob, models, factors, points, share=share, other_work=other_work)
+    gates = _gates(
+        item,
+        prediction,
+        incumbent,
+        rank=rank,
+        never_worse=(rank <= rank[RAW_ROW]) & corners_ok,
+        meets=_meets_slo(goal, tail, points),
+        cap=cap,
+        tenants=tenants,
+    )
 
-    available, quality_ok = _available(item), _quality_ok(item)
-    usable = available & quality_ok
     losses = np.array([candidate.loss_mean_nats for candidate in item.candidates])[:, None, None, None]
-    tail = _tail(goal, prediction, corrections, rank)
-    meets = _meets_slo(goal, tail, points)
     wire_shares = models.wire_share * factors[:, STAGES.index(Stage.BYTES)]
     joules = transfer_joules(prediction, wire_shares, points.size).total_j
-
-    pinned = goal.only_arm is not None
     wants_speed = goal.objective is Objective.LATENCY
-    stable = prediction.rho < 1.0
+    # A change of arm must earn its own cost: whoever is not in use is that much slower in the choice.
+    time, violation = rank, tail
+    if knob.switch_cost_s:
+        switching = knob.switch_cost_s * _would_switch(rank.shape, incumbent)
+        time, violation = rank + switching, tail + switching
+    cost = time if wants_speed else _cost(goal.objective, rank, losses, wire_shares, joules)
+    cost = _or_violation(cost, violation, gates.allowed & gates.meets_slo & gates.stable)
+    winner, near = choose(cost, gates.allowed, losses, time, incumbent)
+    border = None
+    if goal.only_arm is not None:
+        wanted = np.flatnonzero(gates.usable[1:]) + 1
+        winner = np.full_like(winner, wanted[0] if len(wanted) else RAW_ROW)
+    elif wants_speed and tenants is None and not knob.switch_cost_s:
+        border = BreakEven.of(knob, models, factors, points, margin=NEAR)
+
+    def best_end() -> Array:
+        """Seconds at the corner at which codecs do best."""
+        return ranked(knob.predict(models, factors, points.corners[-1], share=share, other_work=other_work))
+
+    serves = gates.meets_slo | ~gates.meets_slo[RAW_ROW]
+    open_to = gates.usable[:, None, None, None] & gates.within_cap & serves
+    winner, raw_below_s, raw_below_s_per_byte = _divided(border, points, winner, best_end, open_to, losses, incumbent)
+    return Evaluation(
+        prediction=prediction,
+        rank_s=rank,
+        tail_s=tail,
+        cost=cost,
+        joules=joules,
+        available=gates.available,
+        quality_ok=gates.quality_ok,
+        stable=gates.stable,
+        never_worse=gates.never_worse,
+        meets_slo=gates.meets_slo,
+        within_cap=gates.within_cap,
+        fair=gates.fair,
+        largest_slowdown=gates.largest_slowdown,
+        near=near,
+        winner=winner,
+        raw_below_s=raw_below_s,
+        raw_below_s_per_byte=raw_below_s_per_byte,
+        lower_s=rank,
+        explore_units=np.zeros(rank.shape, dtype=np.uint8),
+    )
+
+
+def _gates(
+    item: ClassInput,
+    prediction: Prediction,
+    incumbent: NDArray[np.intp],
+    *,
+    rank: Array,
+    never_worse: Mask,
+    meets: Mask,
+    cap: Mask | None,
+    tenants: Tenants | None,
+) -> _Gates:
+    """Which arms pass which gate, in which cell."""
+    goal = item.goal
+    pinned, wants_speed = goal.only_arm is not None, goal.objective is Objective.LATENCY
+    available, quality_ok = _available(item), _quality_ok(item)
+    usable, stable = available & quality_ok, prediction.rho < 1.0
     strictly = np.broadcast_to(usable[:, None, None, None], rank.shape)
     if wants_speed and not pinned:
         strictly = strictly & never_worse
@@ -122,50 +206,18 @@ def evaluate(
     if tenants is not None and not pinned:
         largest = largest_slowdown(prediction, usable, tenants.weight, tenants.rivals, wants_speed=wants_speed)
         fair = fair_arms(largest, allowed, incumbent, NEAR) | ~allowed
-        allowed &= fair
-    # A change of arm must earn its own cost: whoever is not in use is that much slower in the choice.
-    cost = _cost(goal.objective, rank, losses, wire_shares, joules)
-    time, violation = rank, tail
-    if knob.switch_cost_s:
-        switching = knob.switch_cost_s * _would_switch(rank.shape, incumbent)
-        time, violation = rank + switching, tail + switching
-        cost = time if wants_speed else cost
-    cost = _or_violation(cost, violation, allowed & meets & stable)
-    winner, near = choose(cost, allowed, losses, time, incumbent)
-    border = None
-    if pinned:
-        wanted = np.flatnonzero(usable[1:]) + 1
-        winner = np.full_like(winner, wanted[0] if len(wanted) else RAW_ROW)
-    elif wants_speed and tenants is None and not knob.switch_cost_s:
-        border = BreakEven.of(knob, models, factors, points, margin=NEAR)
-
-    def best_end() -> Array:
-        """Seconds at the corner at which codecs do best."""
-        return ranked(knob.predict(models, factors, points.corners[-1], share=share, other_work=other_work))
-
-    within_cap = everywhere if cap is None else cap
-    open_to = usable[:, None, None, None] & within_cap & (meets | ~meets[RAW_ROW])
-    winner, raw_below_s, raw_below_s_per_byte = _divided(border, points, winner, best_end, open_to, losses, incumbent)
-    return Evaluation(
-        prediction=prediction,
-        rank_s=rank,
-        tail_s=tail,
-        cost=cost,
-        joules=joules,
+        allowed = allowed & fair
+    return _Gates(
         available=available,
         quality_ok=quality_ok,
+        usable=usable,
         stable=stable,
         never_worse=never_worse,
         meets_slo=meets,
-        within_cap=within_cap,
+        within_cap=everywhere if cap is None else cap,
         fair=fair,
         largest_slowdown=largest,
-        near=near,
-        winner=winner,
-        raw_below_s=raw_below_s,
-        raw_below_s_per_byte=raw_below_s_per_byte,
-        lower_s=rank,
-        explore_units=np.zeros(rank.shape, dtype=np.uint8),
+        allowed=allowed,
     )
 
 
