@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Protocol
+from typing import Any, Protocol
 
 from controld import __version__
-from controld.admin.agents import agent_details, agent_summary, rival_alarms
 from controld.admin.backend import DecisionFilter, HypotheticalContext, Json, PolicyEdit
 from controld.admin.candidates import Candidates
 from controld.admin.engines import engine_document, engine_summary
-from controld.admin.pins import Pins
 from controld.admin.problem import NotFoundError, UnavailableError
 from controld.admin.spaces import describe_spaces
 from controld.candidates.stored import ProfileFilter, ProfileKind
@@ -22,12 +21,15 @@ from controld.contract.effect import Half
 from controld.contract.errors import FieldError
 from controld.controller.explain import explain_cell, explain_transfer, find_cell
 from controld.controller.explain_text import cell_text, transfer_text
+from controld.controller.guard import EVERY_CLASS, Pin
 from controld.controller.plan import Plan, TablePlan
 from controld.fleet.published import Selector
 from controld.fleet.server import FleetServer
+from controld.fleet.session import AgentSession
 from controld.planning.planner import Planner
 from controld.planning.policy_diff import edited_set, policy_changes
 from controld.planning.policy_diff_text import changes_text
+from controld.planning.video_engines import EngineKey
 from controld.planning.video_planner import VideoPlanner
 from controld.policy.loader import SourceFile, parse_policies
 from controld.policy.source import PolicySource, ReloadOutcome
@@ -95,7 +97,6 @@ class DaemonBackend:
         self._studies = studies
         self._clock = clock
         self._video = video
-        self._pins = Pins(planner, video, clock)
         self._started_unix_s = clock.unix_s()
         self._candidates = Candidates(store, fleet.sessions, self._profiles_changed, clock)
 
@@ -128,7 +129,7 @@ class DaemonBackend:
             "policy_generation": self._policies.current.generation,
             "policy_problems": [problem.to_json() for problem in self._policies.problems],
             "published_version": self._fleet.last_version,
-            "agents": [agent_summary(session) for session in sessions],
+            "agents": [_agent_summary(session) for session in sessions],
             "links": [
                 {"agent_id": session.agent_id, **asdict(link)}
                 for session in sessions
@@ -169,8 +170,8 @@ class DaemonBackend:
                     if text
                 ),
                 *self._video_alarms(),
-                *rival_alarms(sessions),
-                *self._pins.alarms(),
+                *_rival_alarms(sessions),
+                *self._pin_alarms(),
                 *(
                     [{"where": "policies", "what": self._policies.last_good_problem}]
                     if self._policies.last_good_problem
@@ -202,6 +203,33 @@ class DaemonBackend:
             raise NotFoundError(f"nothing was decided for an engine {agent_id}", hint=f"engines: {known}")
         return engine_document(agent_id, session, found)
 
+    def _pin_alarms(self) -> list[Json]:
+        return [
+            {
+                "where": f"{selector.kind}/{selector.deployment}",
+                "what": f"{pin.arm_id} is out of use"
+                + ("" if pin.service_class == EVERY_CLASS else f" for class {pin.service_class}")
+                + f": {pin.reason}",
+            }
+            for selector, _, pin in self._pins()
+        ] + [
+            {
+                "where": f"{key[0].kind}/{key[0].deployment}/{key[1]}",
+                "what": f"{pin.arm_id} is out of use: {pin.reason}",
+            }
+            for key, pin in self._video_pins()
+        ]
+
+    def _pins(self) -> Iterator[tuple[Selector, str, Pin]]:
+        now_unix_s = self._clock.unix_s()
+        for selector, lessons in self._planner.learning.lessons.items():
+            for (tier, _), learner in lessons.learners.items():
+                for pin in learner.pins(now_unix_s).pins:
+                    yield selector, tier, pin
+
+    def _video_pins(self) -> list[tuple[EngineKey, Pin]]:
+        return self._video.pins() if self._video is not None else []
+
     def _guard_rows(self) -> list[Json]:
         return [
             {"kind": selector.kind, "deployment": selector.deployment, "tier": tier, **row}
@@ -212,7 +240,7 @@ class DaemonBackend:
 
     async def dataplanes(self) -> list[Json]:
         """Every agent that is connected, and those that left lately."""
-        return [agent_details(session) for session in self._fleet.sessions(include_gone=True)]
+        return [_agent_details(session) for session in self._fleet.sessions(include_gone=True)]
 
     async def spaces(self) -> list[Json]:
         """What connected agents advertise; counted in a thread, as a space may be large."""
@@ -312,10 +340,24 @@ class DaemonBackend:
 
     async def pins(self) -> list[Json]:
         """Arms out of use, and why; without an end where only a person or a new profile ends it."""
-        return self._pins.to_documents()
+        of_engines = [
+            {**_pin_document(selector, "video", pin), "agent_id": agent_id}
+            for (selector, agent_id), pin in self._video_pins()
+        ]
+        return [_pin_document(*found) for found in self._pins()] + of_engines
 
     async def release(self, arm_id: str, deployment: str | None) -> Json:
-        return await self._pins.release(arm_id, deployment)
+        released = [
+            _released_document(selector, pin) for selector, pin in await self._planner.release(arm_id, deployment)
+        ]
+        if self._video is not None:
+            released += [
+                {**_released_document(selector, pin), "agent_id": agent_id}
+                for (selector, agent_id), pin in await self._video.release(arm_id, deployment)
+            ]
+        if not released:
+            raise NotFoundError(f"no arm {arm_id} is out of use", hint="GET /v1/pins lists those that are")
+        return {"arm_id": arm_id, "released": released}
 
     async def policies(self) -> Json:
         """The set in force, and what is wrong with the files on disk if they were refused."""
@@ -386,3 +428,79 @@ def _study_named() -> Iterator[None]:
 
 def _effect(record: EffectRecord) -> Json:
     return {"agent_id": record.agent_id, "received_unix_s": record.received_unix_s, **asdict(record.effect)}
+
+
+def _rival_alarms(sessions: Sequence[AgentSession]) -> list[Json]:
+    return [
+        {"where": f"{session.identity.kind}/{session.identity.deployment}/{session.agent_id}", "what": session.rivalry}
+        for session in sessions
+        if session.rivals
+    ]
+
+
+def _pin_document(selector: Selector, tier: str, pin: Pin) -> Json:
+    return {
+        "kind": selector.kind,
+        "deployment": selector.deployment,
+        "tier": tier,
+        "arm_id": pin.arm_id,
+        "service_class": pin.service_class,
+        "reason": pin.reason,
+        "since_unix_s": pin.since_unix_s,
+        "until_unix_s": pin.until_unix_s if math.isfinite(pin.until_unix_s) else None,
+    }
+
+
+def _released_document(selector: Selector, pin: Pin) -> Json:
+    return {
+        "kind": selector.kind,
+        "deployment": selector.deployment,
+        "service_class": pin.service_class,
+        "reason": pin.reason,
+    }
+
+
+def _agent_summary(session: AgentSession) -> Json:
+    identity = session.identity
+    return {
+        "agent_id": session.agent_id,
+        "kind": identity.kind,
+        "deployment": identity.deployment,
+        "role": identity.role,
+        "rank": identity.rank,
+        "attached": session.attached,
+        "attach_reason": session.not_attached_reason,
+        "effective_version": session.effective_version,
+        "degraded": session.degraded,
+    }
+
+
+def _agent_details(session: AgentSession) -> Json:
+    identity, failed = session.identity, session.last_failed
+    details: dict[str, Any] = {
+        **_agent_summary(session),
+        "connected": session.connected,
+        "connected_since_unix_s": session.connected_since_unix_s,
+        "peer": session.peer,
+        "instance_id": identity.instance_id,
+        "rivals": [asdict(rival) for rival in session.rivals],
+        "model": identity.model_name,
+        "model_fingerprint": identity.model_fingerprint,
+        "kv_dtype": identity.kv_dtype,
+        "kv_bytes_per_token": identity.kv_bytes_per_token,
+        "hardware": identity.hardware,
+        "tiers": list(identity.tiers),
+        "desired_version": session.desired_version,
+        "artefacts_held": sorted(session.artefacts_held),
+        "acked_version": session.acked_version,
+        "effective_is_known": session.effective_is_known,
+        "last_failed": asdict(failed) if failed else None,
+        "effects_acked_up_to": session.effects_acked_up_to,
+        "telemetry_unix_s": session.telemetry_unix_s,
+        "stream_counters": dict(session.counters),
+    }
+    if session.telemetry is not None:
+        details["counters"] = dict(session.telemetry.counters)
+        details["links"] = [asdict(link) for link in session.telemetry.links]
+        details["lease_left_s"] = session.telemetry.lease_left_s
+    return details
