@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
 from collections.abc import Callable, Iterable
 
@@ -22,10 +24,7 @@ from controld.fleet.published import Selector
 from controld.fleet.server import FleetServer
 from controld.fleet.session import AgentSession
 from controld.obs.metrics import Metrics
-from controld.planning.pin_trail import BY_THE_OPERATOR, trail_line
 from controld.planning.plane import class_rules_of, selector_of
-from controld.planning.profile_shelf import ProfileShelf
-from controld.planning.rounds import Rounds
 from controld.planning.video_engines import EngineBook, EngineKey, KnownEngine
 from controld.planning.video_plane import ENGINE_ROLE, Fitting, fitting_of, is_of_space, video_goals
 from controld.policy.model import PlaneKind, Policy, PolicySet
@@ -76,20 +75,23 @@ class VideoPlanner:
         self.alarms: dict[Selector, str] = {}
         self._book = EngineBook(store, clock, self._connected)
         self._published: dict[Selector, tuple[dict[str, Configuration], ClassRules]] = {}
-        self._shelf: ProfileShelf[VideoProfile] = ProfileShelf(store, StoredVideoReader())
+        self._profiles: tuple[VideoProfile, ...] = ()
+        self._profile_reader = StoredVideoReader()
         self._fittings: dict[tuple[str, ...], Fitting] = {}
+        self._profiles_are_stale = True
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
         self._checkpoint_due_s = 0.0
-        self._rounds = Rounds(self.plan_once, self._rest, name="video_planner", idle_s=IDLE_REPLAN_S, metrics=metrics)
 
     # ------------------------------------------------------------------------------------ news
 
     def wake(self) -> None:
         """Something changed: policies, engines."""
-        self._rounds.wake()
+        self._wake.set()
 
     def profiles_changed(self) -> None:
         """Something was measured or imported."""
-        self._shelf.changed()
+        self._profiles_are_stale = True
         self.wake()
 
     async def on_session(self, session: AgentSession) -> None:
@@ -172,8 +174,11 @@ class VideoPlanner:
         # At once, whatever happens to this process: a setting that is out must not be tried again for that.
         await self._book.write(key)
         selector, agent_id = key
-        line = trail_line(selector, (setting_id, EVERY_CLASS), reason, agent_id=agent_id)
-        await self._store.audit.append(event, line)
+        document = {
+            "kind": selector.kind, "deployment": selector.deployment, "agent_id": agent_id,
+            "arm_id": setting_id, "service_class": EVERY_CLASS, "reason": reason,
+        }  # fmt: skip
+        await self._store.audit.append(event, json.dumps(document, sort_keys=True))
 
     # ------------------------------------------------------------------------------------ life
 
@@ -195,22 +200,37 @@ class VideoPlanner:
 
     async def start(self) -> None:
         """Publish once, and go on planning. Raises: StoreError."""
-        await self._rounds.start()
+        await self.plan_once()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="video-planner")
 
     async def stop(self) -> None:
         """Write down what was learned, and end."""
-        await self._rounds.stop()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
         await self._checkpoint()
 
-    async def _rest(self) -> None:
-        await asyncio.sleep(self._interval_s)
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_REPLAN_S):
+                    await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self.plan_once()
+            except Exception:  # noqa: BLE001 - the edge of the loop: engines keep their settings meanwhile
+                _log.exception("planning video failed")
+                self._metrics.internal_errors.labels("video_planner").inc()
+            await asyncio.sleep(self._interval_s)
 
     # ------------------------------------------------------------------------------------ one round
 
     async def plan_once(self) -> int:
         """Decide for every engine, publish what changed; how many versions were published. Raises: StoreError."""
-        if await self._shelf.refresh():
-            self._fittings.clear()
+        if self._profiles_are_stale:
+            await self._read_profiles()
         published = 0
         policies = self._policies()
         for policy in self._video_policies():
@@ -311,13 +331,13 @@ class VideoPlanner:
         )
 
     async def _fitting(self, session: AgentSession, policy: Policy, state: EngineState | None) -> Fitting:
-        identity, workloads, profiles = session.identity, self._workloads(policy, state), self._shelf.profiles
+        identity, workloads, profiles = session.identity, self._workloads(policy, state), self._profiles
         key = identity.model_fingerprint, identity.hardware, identity.space_json, *workloads
         known = self._fittings.get(key)
         if known is not None:
             return known
         found = await asyncio.to_thread(fitting_of, profiles, identity, workloads)
-        if profiles is self._shelf.profiles:
+        if profiles is self._profiles:
             if len(self._fittings) >= MAX_FITTINGS:
                 self._fittings.clear()
             self._fittings[key] = found
@@ -337,6 +357,19 @@ class VideoPlanner:
             del self._published[selector]
             self.alarms.pop(selector, None)
         return len(gone)
+
+    async def _read_profiles(self) -> None:
+        self._profiles_are_stale = False
+        try:
+            records = await self._store.profiles.list()
+        except StoreError:
+            self._profiles_are_stale = True
+            raise
+        stored = await asyncio.to_thread(self._profile_reader.read, records)
+        for row in stored.unreadable:
+            _log.error("%s: %s", row.where, row.what)
+        self._profiles = stored.profiles
+        self._fittings.clear()
 
     async def _checkpoint(self) -> None:
         self._checkpoint_due_s = self._clock.monotonic_s() + CHECKPOINT_INTERVAL_S
@@ -371,7 +404,7 @@ class VideoPlanner:
                 continue
             engine.dirty = True
             released.append((key, pin))
-            await self._audit(AuditEvent.ARM_RELEASED, key, setting_id, BY_THE_OPERATOR)
+            await self._audit(AuditEvent.ARM_RELEASED, key, setting_id, "by the operator")
         if released:
             self.wake()
         return released
