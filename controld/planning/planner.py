@@ -161,14 +161,13 @@ class Planner:
 
     async def on_session(self, session: AgentSession) -> None:
         """The fleet's callback: an agent came or went."""
-        identity = session.identity
         if session.connected:
-            await self.learning.enroll(Selector(identity.kind, identity.deployment), identity.agent_id)
+            await self.learning.enroll(session.identity.selector, session.agent_id)
         self.wake()
 
     async def on_telemetry(self, session: AgentSession, telemetry: Telemetry) -> None:
         """The fleet's callback: an agent may hold what no policy stands for any more, or what arms waited for."""
-        selector = Selector(session.identity.kind, session.identity.deployment)
+        selector = session.identity.selector
         holds_what_is_gone = telemetry.applied_version and self._fleet.desired(selector) is None
         if holds_what_is_gone or self._waiting_for_artefacts.get(selector):
             self.wake()
@@ -403,11 +402,7 @@ class Planner:
     async def _situation(self, policy: Policy, lessons: Lessons) -> Situation:
         """What there is to plan from for a policy; changes nothing."""
         selector = selector_of(policy)
-        sessions = [
-            session
-            for session in self._fleet.sessions()
-            if (session.identity.kind, session.identity.deployment) == (selector.kind, selector.deployment)
-        ]
+        sessions = [session for session in self._fleet.sessions() if session.identity.selector == selector]
         place, alarm = observe_place(lessons.place, [session.identity for session in sessions])
         measured = profiles_for(policy, place, self._profiles)
         artefacts = await asyncio.to_thread(self._artefacts.find, {artefact_of(one) for one in measured} - {""}, place)
@@ -502,11 +497,7 @@ class Planner:
     async def _withdraw(self, named: set[Selector], generation: int) -> int:
         """Planes that no policy names any more go raw: what they have is taken away."""
         # Agents may hold what an earlier process published for a policy that went away while it was down.
-        holding = {
-            Selector(session.identity.kind, session.identity.deployment)
-            for session in self._fleet.sessions()
-            if session.effective_version
-        }
+        holding = {session.identity.selector for session in self._fleet.sessions() if session.effective_version}
         stale = {
             selector
             for selector in holding

@@ -251,7 +251,7 @@ class VideoPlanner:
         selector = selector_of(policy)
         alarms = []
         for session in self._fleet.sessions():
-            if Selector(session.identity.kind, session.identity.deployment) != selector:
+            if session.identity.selector != selector:
                 continue
             if session.identity.role == ENGINE_ROLE and session.telemetry is not None:
                 alarms.append(await self._plan_engine(policy, session))
@@ -424,4 +424,4 @@ def _is_engine(session: AgentSession) -> bool:
 
 
 def _key(session: AgentSession) -> EngineKey:
-    return Selector(session.identity.kind, session.identity.deployment), session.agent_id
+    return session.identity.selector, session.agent_id
