@@ -7,7 +7,7 @@ import json
 import logging
 
 from controld import __version__
-from controld.admin.daemon_backend import DaemonBackend
+from controld.admin.daemon_backend import build_backend
 from controld.admin.server import AdminAddress, AdminServer
 from controld.config import Config
 from controld.contract.clock import Clock, SystemClock
@@ -115,9 +115,10 @@ class Core:
         self._stack.append(self.prober)
         daemon = self.daemon
         assert daemon is not None  # set by build_daemon
-        backend = DaemonBackend(
-            lambda: daemon, self._policies, store, fleet, self.planner, self.studies, clock, video=self.video
-        )
+        backend = build_backend(
+            daemon, self._policies, store, fleet, self.planner, self.video, self.studies, clock,
+            on_profiles=self._profiles_changed,
+        )  # fmt: skip
         addresses = [AdminAddress(socket=config.admin.socket)]
         if config.admin.listen is not None:
             addresses.append(AdminAddress(host=config.admin.listen.host, port=config.admin.listen.port))

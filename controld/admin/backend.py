@@ -1,4 +1,8 @@
-"""What the admin API asks of the daemon. Every answer is plain JSON data."""
+"""What the admin API asks of the daemon, part by part. Every answer is plain JSON data.
+
+Reads are snapshots; writes name what they did. What is not there raises `NotFoundError`, with `gone` where it was kept
+once; a refused request raises another `ControldError`, with its stable code.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +80,44 @@ class CandidateListing:
     problems: Sequence[Json]
 
 
+class StatusBackend(Protocol):
+    """The daemon as a whole."""
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether the daemon serves, and why not."""
+        ...
+
+    async def page(self) -> Json:
+        """One page about everything."""
+        ...
+
+
+class AgentBackend(Protocol):
+    """Data planes."""
+
+    async def dataplanes(self) -> list[Json]:
+        """Every agent that is connected, and those that left lately."""
+        ...
+
+    async def spaces(self) -> list[Json]:
+        """What connected agents advertise."""
+        ...
+
+
+class EngineBackend(Protocol):
+    """Video engines."""
+
+    async def listing(self) -> list[Json]:
+        """Every engine that is connected, or was decided for, with its setting."""
+        ...
+
+    async def explain(self, agent_id: str) -> Json:
+        """Why an engine runs under its setting: every other one, and what stopped it."""
+        ...
+
+
 class CandidateBackend(Protocol):
-    """The candidates part of `AdminBackend`."""
+    """Profiles."""
 
     async def listing(self, wanted: ProfileFilter) -> CandidateListing:
         """Profiles, each with its mark on the Pareto front of all that are stored of its model, workload and place."""
@@ -104,54 +144,46 @@ class CandidateBackend(Protocol):
         ...
 
 
-class AdminBackend(Protocol):
-    """Reads are snapshots; writes name what they did.
+class DecisionBackend(Protocol):
+    """Transfers, and what was or would be decided of them."""
 
-    Raises:
-        NotFoundError: for an unknown id, with `gone` where it was kept once.
-        ControldError: for a refused request, with its stable code.
-    """
-
-    @property
-    def candidates(self) -> CandidateBackend:
-        """What answers about profiles."""
+    async def listing(self, wanted: DecisionFilter) -> Json:
+        """Effects, newest first, and how many there are by arm, path, verdict and reason."""
         ...
 
-    def ready(self) -> tuple[bool, str]:
-        """Whether the daemon serves, and why not."""
+    async def explain(self, transfer_id: str) -> Json:
+        """Why a transfer went as it did."""
         ...
 
-    async def status(self) -> Json: ...
-
-    async def dataplanes(self) -> list[Json]: ...
-
-    async def spaces(self) -> list[Json]: ...
-
-    async def decisions(self, wanted: DecisionFilter) -> Json: ...
-
-    async def explain(self, transfer_id: str) -> Json: ...
-
-    async def explain_hypothetical(self, context: HypotheticalContext) -> Json: ...
-
-    async def engines(self) -> list[Json]:
-        """Video engines with their settings."""
+    async def explain_hypothetical(self, context: HypotheticalContext) -> Json:
+        """What would be decided, by the plan in force."""
         ...
 
-    async def explain_engine(self, agent_id: str) -> Json:
-        """Why a video engine runs under its setting."""
+
+class LearnedBackend(Protocol):
+    """What was learned of arms."""
+
+    async def posteriors(self) -> list[Json]:
+        """Of each arm and stage."""
         ...
 
-    async def posteriors(self) -> list[Json]: ...
-
-    async def pins(self) -> list[Json]: ...
+    async def pins(self) -> list[Json]:
+        """Arms out of use, and why; without an end where only a person or a new profile ends it."""
+        ...
 
     async def release(self, arm_id: str, deployment: str | None) -> Json:
         """A person's word that an arm may be used again; the pins that there were."""
         ...
 
-    async def policies(self) -> Json: ...
 
-    async def compare_policies(self, edit: PolicyEdit) -> Json:
+class PolicyBackend(Protocol):
+    """Policies."""
+
+    async def in_force(self) -> Json:
+        """The set in force, and what is wrong with the files on disk if they were refused."""
+        ...
+
+    async def compare(self, edit: PolicyEdit) -> Json:
         """What the edit would change; nothing is applied."""
         ...
 
@@ -159,20 +191,38 @@ class AdminBackend(Protocol):
         """Reload now; whether the files were accepted, and the outcome."""
         ...
 
-    async def start_study(self, specification: Json) -> Json: ...
 
-    async def studies(self) -> list[Json]: ...
+class StudyBackend(Protocol):
+    """Profiling studies; `StudyNotFoundError` is raised for an unknown id."""
 
-    async def study(self, study_id: str) -> Json: ...
+    async def begin(self, body: Json) -> Json: ...
 
-    async def cancel_study(self, study_id: str) -> Json: ...
+    async def list(self) -> list[Json]: ...
 
-    async def pause_study(self, study_id: str) -> Json: ...
+    async def get(self, study_id: str) -> Json: ...
 
-    async def resume_study(self, study_id: str) -> Json: ...
+    async def cancel(self, study_id: str) -> Json: ...
 
-    async def compare_studies(self, study_ids: Sequence[str]) -> tuple[Json, ...]: ...
+    async def pause(self, study_id: str) -> Json: ...
 
-    def study_events(self, study_id: str) -> AsyncIterator[Json]:
+    async def resume(self, study_id: str) -> Json: ...
+
+    async def compare(self, study_ids: Sequence[str]) -> tuple[Json, ...]: ...
+
+    def events(self, study_id: str) -> AsyncIterator[Json]:
         """Every change of a study, the present state first; ends with the study."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminBackend:
+    """All parts."""
+
+    status: StatusBackend
+    agents: AgentBackend
+    engines: EngineBackend
+    candidates: CandidateBackend
+    decisions: DecisionBackend
+    learned: LearnedBackend
+    policies: PolicyBackend
+    studies: StudyBackend

@@ -40,7 +40,7 @@ class Operations:
     """One method for each route; `routes.ROUTES` says what each is for.
 
     Args:
-        backend: what answers.
+        backend: what answers; `daemon_backend` says which module each part is in.
         metrics: what is exposed.
     """
 
@@ -52,20 +52,20 @@ class Operations:
         return _json({"status": "alive"})
 
     async def readyz(self, _: web.Request) -> web.Response:
-        ready, reason = self._backend.ready()
+        ready, reason = self._backend.status.ready()
         return _json({"status": "ready" if ready else "not_ready", "reason": reason}, 200 if ready else 503)
 
     async def metrics_text(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
 
     async def status(self, _: web.Request) -> web.Response:
-        return _json(await self._backend.status())
+        return _json(await self._backend.status.page())
 
     async def dataplanes(self, _: web.Request) -> web.Response:
-        return _json({"dataplanes": await self._backend.dataplanes()})
+        return _json({"dataplanes": await self._backend.agents.dataplanes()})
 
     async def spaces(self, _: web.Request) -> web.Response:
-        return _json({"spaces": await self._backend.spaces()})
+        return _json({"spaces": await self._backend.agents.spaces()})
 
     async def candidates(self, request: web.Request) -> web.Response:
         wanted = profile_filter(request)
@@ -100,62 +100,62 @@ class Operations:
             service_class=query_text(request, "class"),
             arm_id=query_text(request, "arm"),
         )
-        return _json(await self._backend.decisions(wanted))
+        return _json(await self._backend.decisions.listing(wanted))
 
     async def explain(self, request: web.Request) -> web.Response:
-        return _json(await self._backend.explain(request.match_info["id"]))
+        return _json(await self._backend.decisions.explain(request.match_info["id"]))
 
     async def hypothetical(self, request: web.Request) -> web.Response:
-        return _json(await self._backend.explain_hypothetical(hypothetical_context(request)))
+        return _json(await self._backend.decisions.explain_hypothetical(hypothetical_context(request)))
 
     async def engines(self, _: web.Request) -> web.Response:
-        return _json({"engines": await self._backend.engines()})
+        return _json({"engines": await self._backend.engines.listing()})
 
     async def explain_engine(self, request: web.Request) -> web.Response:
-        return _json(await self._backend.explain_engine(request.match_info["id"]))
+        return _json(await self._backend.engines.explain(request.match_info["id"]))
 
     async def posteriors(self, _: web.Request) -> web.Response:
-        return _json({"posteriors": await self._backend.posteriors()})
+        return _json({"posteriors": await self._backend.learned.posteriors()})
 
     async def pins(self, _: web.Request) -> web.Response:
-        return _json({"pins": await self._backend.pins()})
+        return _json({"pins": await self._backend.learned.pins()})
 
     async def release(self, request: web.Request) -> web.Response:
-        return _json(await self._backend.release(request.match_info["arm"], query_text(request, "deployment")))
+        return _json(await self._backend.learned.release(request.match_info["arm"], query_text(request, "deployment")))
 
     async def policies(self, _: web.Request) -> web.Response:
-        return _json(await self._backend.policies())
+        return _json(await self._backend.policies.in_force())
 
     async def compare_policies(self, request: web.Request) -> web.Response:
-        return _json(await self._backend.compare_policies(await policy_edit(request)))
+        return _json(await self._backend.policies.compare(await policy_edit(request)))
 
     async def reload(self, _: web.Request) -> web.Response:
-        accepted, outcome = await self._backend.reload()
+        accepted, outcome = await self._backend.policies.reload()
         return _json(outcome, 200 if accepted else 422)
 
     async def start_study(self, request: web.Request) -> web.Response:
-        return _json(await self._backend.start_study(await read_object(request, max_bytes=MAX_STUDY_BYTES)), 201)
+        return _json(await self._backend.studies.begin(await read_object(request, max_bytes=MAX_STUDY_BYTES)), 201)
 
     async def studies(self, _: web.Request) -> web.Response:
-        return _json({"studies": await self._backend.studies()})
+        return _json({"studies": await self._backend.studies.list()})
 
     async def study(self, request: web.Request) -> web.Response:
-        return _json(await self._backend.study(request.match_info["id"]))
+        return _json(await self._backend.studies.get(request.match_info["id"]))
 
     async def cancel_study(self, request: web.Request) -> web.Response:
-        return _json(await self._backend.cancel_study(request.match_info["id"]))
+        return _json(await self._backend.studies.cancel(request.match_info["id"]))
 
     async def pause_study(self, request: web.Request) -> web.Response:
-        return _json(await self._backend.pause_study(request.match_info["id"]))
+        return _json(await self._backend.studies.pause(request.match_info["id"]))
 
     async def resume_study(self, request: web.Request) -> web.Response:
-        return _json(await self._backend.resume_study(request.match_info["id"]))
+        return _json(await self._backend.studies.resume(request.match_info["id"]))
 
     async def compare_studies(self, request: web.Request) -> web.Response:
         identities = [part for part in (query_text(request, "ids") or "").split(",") if part]
         if not 1 <= len(identities) <= MAX_COMPARED:
             raise FieldError("ids", f"must be 1 to {MAX_COMPARED} studies", hint="as ?ids=A,B")
-        return _json({"studies": await self._backend.compare_studies(identities)})
+        return _json({"studies": await self._backend.studies.compare(identities)})
 
     async def study_events(self, request: web.Request) -> web.StreamResponse:
-        return await stream_events(request, self._backend.study_events(request.match_info["id"]))
+        return await stream_events(request, self._backend.studies.events(request.match_info["id"]))

@@ -12,6 +12,7 @@ from aiohttp import web
 from controld.contract.errors import ControldError, FieldError
 from controld.obs.metrics import Metrics
 from controld.policy.problem import SettingsErrors
+from controld.profiling.errors import StudyNotFoundError
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ def problem_response(status: int, *, code: str, title: str, hint: str = "", **me
 def _status_of(error: ControldError) -> int:
     if isinstance(error, NotFoundError):
         return 410 if error.gone else 404
+    if isinstance(error, StudyNotFoundError):
+        return 404
     if isinstance(error, FieldError):
         return 400
     if isinstance(error, UnavailableError):

@@ -99,7 +99,7 @@ class StoredProfiles(Generic[_Kept]):
     unreadable: tuple[UnreadableProfile, ...]
 
 
-class _Reader(Generic[_Kept]):
+class ProfileReader(Generic[_Kept]):
     """Reads the rows of one kind, each document once: a row that is as it was at the last reading costs a look-up.
 
     Args:
@@ -143,14 +143,14 @@ class _Reader(Generic[_Kept]):
         return profile
 
 
-class StoredProfileReader(_Reader[Profile]):
+class StoredProfileReader(ProfileReader[Profile]):
     """Reads KV profiles."""
 
     def __init__(self) -> None:
         super().__init__(ProfileKind.KV, Profile.from_json, profile_key)
 
 
-class StoredVideoReader(_Reader[VideoProfile]):
+class StoredVideoReader(ProfileReader[VideoProfile]):
     """Reads video engines' profiles."""
 
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ from controld.contract.rpc.convert import PROTOCOL_VERSION
 from controld.contract.rpc.convert_video import engine_facts_from_proto
 from controld.contract.video import EngineFacts
 from controld.fleet.errors import RejectError
+from controld.fleet.published import Selector
 
 MAX_SPACE_CHARACTERS = 1024 * 1024
 CLOCK_SKEW_S = 3600.0
@@ -48,6 +49,11 @@ class AgentIdentity:
     resource_kinds: frozenset[str]
     started_unix_s: float
     engine: EngineFacts | None = None
+
+    @property
+    def selector(self) -> Selector:
+        """Which published versions are for it."""
+        return Selector(self.kind, self.deployment)
 
     @property
     def hardware(self) -> str:

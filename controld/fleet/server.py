@@ -199,7 +199,7 @@ class FleetServer(FleetServicer):
             self._policy_generation = max(self._policy_generation, policy_generation)
             self._published[selector] = published
             for entry in self._registry:
-                if _selector(entry.identity) == selector:
+                if entry.identity.selector == selector:
                     entry.delivery.want(published)
                     if entry.stream is not None:
                         entry.stream.wake()
@@ -290,7 +290,7 @@ class FleetServer(FleetServicer):
             self.tally.add("store_failed", error.code)
             _log.error("acknowledged effects of %s unknown: %s", identity.agent_id, error)
         entry.effects_acked_up_to = acked
-        published = self._published.get(_selector(identity))
+        published = self._published.get(identity.selector)
         if published is not None:
             entry.delivery.want(published)
         self.audit.note(AuditEvent.AGENT_CONNECTED, **_names(identity), peer=entry.peer)
@@ -368,10 +368,6 @@ class FleetServer(FleetServicer):
 def _prepare(resources: Sequence[Resource]) -> tuple[tuple[SizedResource, ...], str]:
     sized = sized_resources(resources)
     return sized, resources_json(sized)
-
-
-def _selector(identity: AgentIdentity) -> Selector:
-    return Selector(identity.kind, identity.deployment)
 
 
 def _names(identity: AgentIdentity) -> dict[str, object]:

@@ -33,6 +33,12 @@ def video_goals(policy: Policy, sessions: Mapping[str, int]) -> list[VideoGoal]:
     return [_goal(each, counts[each.name]) for each in policy.classes if each.name in counts]
 
 
+def served_workloads(policy: Policy, sessions: Mapping[str, int]) -> list[str]:
+    """Those of the classes that `video_goals` names."""
+    served = {goal.service_class for goal in video_goals(policy, sessions)}
+    return sorted({each.workload for each in policy.classes if each.name in served})
+
+
 def _goal(service_class: ServiceClass, sessions: int) -> VideoGoal:
     targets = service_class.video or VideoTargets()
     return VideoGoal(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from controld.candidates.stored import StoredVideoReader
 from controld.candidates.video_profile import VideoProfile
@@ -24,9 +22,13 @@ from controld.fleet.published import Selector
 from controld.fleet.server import FleetServer
 from controld.fleet.session import AgentSession
 from controld.obs.metrics import Metrics
+from controld.planning.known_profiles import KnownProfiles
+from controld.planning.loop import PlanningLoop
+from controld.planning.pin_trail import audit_pin
 from controld.planning.plane import class_rules_of, selector_of
 from controld.planning.video_engines import EngineBook, EngineKey, KnownEngine
-from controld.planning.video_plane import ENGINE_ROLE, Fitting, fitting_of, is_of_space, video_goals
+from controld.planning.video_fittings import Fittings
+from controld.planning.video_plane import ENGINE_ROLE, Fitting, is_of_space, served_workloads, video_goals
 from controld.policy.model import PlaneKind, Policy, PolicySet
 from controld.store.errors import StoreError
 from controld.store.interface import Store
@@ -37,9 +39,6 @@ _log = logging.getLogger(__name__)
 CHECKPOINT_INTERVAL_S = 10.0
 IDLE_REPLAN_S = 5.0
 """Chunks change what is known without waking anybody; look again this often."""
-
-MAX_FITTINGS = 64
-"""Kinds of engines, by what they serve, whose fitting profiles are kept."""
 
 _KIND = PlaneKind.LONGLIVE.value
 
@@ -70,28 +69,26 @@ class VideoPlanner:
         self._fleet = fleet
         self._metrics = metrics
         self._clock = clock
-        self._interval_s = interval_s
+        self._loop = PlanningLoop(
+            "video_planner", self.plan_once, lambda: asyncio.sleep(interval_s), idle_s=IDLE_REPLAN_S, metrics=metrics
+        )
         self._steering = steering or Steering()
         self.alarms: dict[Selector, str] = {}
         self._book = EngineBook(store, clock, self._connected)
         self._published: dict[Selector, tuple[dict[str, Configuration], ClassRules]] = {}
-        self._profiles: tuple[VideoProfile, ...] = ()
-        self._profile_reader = StoredVideoReader()
-        self._fittings: dict[tuple[str, ...], Fitting] = {}
-        self._profiles_are_stale = True
-        self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._stored = KnownProfiles(store, StoredVideoReader())
+        self._fittings = Fittings(self._stored)
         self._checkpoint_due_s = 0.0
 
     # ------------------------------------------------------------------------------------ news
 
     def wake(self) -> None:
         """Something changed: policies, engines."""
-        self._wake.set()
+        self._loop.wake()
 
     def profiles_changed(self) -> None:
         """Something was measured or imported."""
-        self._profiles_are_stale = True
+        self._stored.changed()
         self.wake()
 
     async def on_session(self, session: AgentSession) -> None:
@@ -146,7 +143,10 @@ class VideoPlanner:
         engine = await self._engine(session)
         policy = self._policies().for_plane(session.identity.kind, session.identity.deployment)
         state = session.telemetry.engine if session.telemetry is not None else None
-        known = (await self._fitting(session, policy, state)).by_setting if policy else {}
+        known: Mapping[str, VideoProfile] = {}
+        if policy is not None:
+            workloads = served_workloads(policy, state.sessions if state is not None else {})
+            known = (await self._fittings.of(session.identity, workloads)).by_setting
         for report in reports:
             if report.setting_id not in known and not engine.may_run(report.setting_id):
                 # Whoever makes up settings must not fill the memory with evidence of them.
@@ -174,11 +174,8 @@ class VideoPlanner:
         # At once, whatever happens to this process: a setting that is out must not be tried again for that.
         await self._book.write(key)
         selector, agent_id = key
-        document = {
-            "kind": selector.kind, "deployment": selector.deployment, "agent_id": agent_id,
-            "arm_id": setting_id, "service_class": EVERY_CLASS, "reason": reason,
-        }  # fmt: skip
-        await self._store.audit.append(event, json.dumps(document, sort_keys=True))
+        pinned = (setting_id, EVERY_CLASS)
+        await audit_pin(self._store.audit, event, selector, pinned, reason, agent_id=agent_id)
 
     # ------------------------------------------------------------------------------------ life
 
@@ -200,37 +197,18 @@ class VideoPlanner:
 
     async def start(self) -> None:
         """Publish once, and go on planning. Raises: StoreError."""
-        await self.plan_once()
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="video-planner")
+        await self._loop.start()
 
     async def stop(self) -> None:
         """Write down what was learned, and end."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        await self._loop.stop()
         await self._checkpoint()
-
-    async def _run(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(IDLE_REPLAN_S):
-                    await self._wake.wait()
-            self._wake.clear()
-            try:
-                await self.plan_once()
-            except Exception:  # noqa: BLE001 - the edge of the loop: engines keep their settings meanwhile
-                _log.exception("planning video failed")
-                self._metrics.internal_errors.labels("video_planner").inc()
-            await asyncio.sleep(self._interval_s)
 
     # ------------------------------------------------------------------------------------ one round
 
     async def plan_once(self) -> int:
         """Decide for every engine, publish what changed; how many versions were published. Raises: StoreError."""
-        if self._profiles_are_stale:
-            await self._read_profiles()
+        await self._stored.refresh()
         published = 0
         policies = self._policies()
         for policy in self._video_policies():
@@ -251,7 +229,7 @@ class VideoPlanner:
         selector = selector_of(policy)
         alarms = []
         for session in self._fleet.sessions():
-            if Selector(session.identity.kind, session.identity.deployment) != selector:
+            if session.identity.selector != selector:
                 continue
             if session.identity.role == ENGINE_ROLE and session.telemetry is not None:
                 alarms.append(await self._plan_engine(policy, session))
@@ -290,9 +268,10 @@ class VideoPlanner:
         engine, state = await self._engine(session), session.telemetry.engine if session.telemetry else None
         if state is None:
             return f"{session.agent_id} says nothing of its engine"
-        fitting = await self._fitting(session, policy, state)
+        workloads = served_workloads(policy, state.sessions)
+        fitting = await self._fittings.of(session.identity, workloads)
         if not fitting.profiles:
-            return f"no profile of workload {', '.join(self._workloads(policy, state))} fits {session.agent_id}"
+            return f"no profile of workload {', '.join(workloads)} fits {session.agent_id}"
         # Looking at thousands of settings takes a while; streams must not wait for it.
         plan = await asyncio.to_thread(self._decide, policy, session, engine, state, fitting)
         engine.plan = plan
@@ -330,24 +309,6 @@ class VideoPlanner:
             motion=policy.guard.motion,
         )
 
-    async def _fitting(self, session: AgentSession, policy: Policy, state: EngineState | None) -> Fitting:
-        identity, workloads, profiles = session.identity, self._workloads(policy, state), self._profiles
-        key = identity.model_fingerprint, identity.hardware, identity.space_json, *workloads
-        known = self._fittings.get(key)
-        if known is not None:
-            return known
-        found = await asyncio.to_thread(fitting_of, profiles, identity, workloads)
-        if profiles is self._profiles:
-            if len(self._fittings) >= MAX_FITTINGS:
-                self._fittings.clear()
-            self._fittings[key] = found
-        return found
-
-    @staticmethod
-    def _workloads(policy: Policy, state: EngineState | None) -> list[str]:
-        served = {goal.service_class for goal in video_goals(policy, state.sessions if state else {})}
-        return sorted({each.workload for each in policy.classes if each.name in served})
-
     async def _withdraw(self, policies: PolicySet) -> int:
         """Engines that no policy names any more are told nothing; they keep what they run under."""
         named = {selector_of(policy) for policy in self._video_policies()}
@@ -357,19 +318,6 @@ class VideoPlanner:
             del self._published[selector]
             self.alarms.pop(selector, None)
         return len(gone)
-
-    async def _read_profiles(self) -> None:
-        self._profiles_are_stale = False
-        try:
-            records = await self._store.profiles.list()
-        except StoreError:
-            self._profiles_are_stale = True
-            raise
-        stored = await asyncio.to_thread(self._profile_reader.read, records)
-        for row in stored.unreadable:
-            _log.error("%s: %s", row.where, row.what)
-        self._profiles = stored.profiles
-        self._fittings.clear()
 
     async def _checkpoint(self) -> None:
         self._checkpoint_due_s = self._clock.monotonic_s() + CHECKPOINT_INTERVAL_S
@@ -424,4 +372,4 @@ def _is_engine(session: AgentSession) -> bool:
 
 
 def _key(session: AgentSession) -> EngineKey:
-    return Selector(session.identity.kind, session.identity.deployment), session.agent_id
+    return session.identity.selector, session.agent_id

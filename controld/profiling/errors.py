@@ -9,7 +9,7 @@ class StudyNotFoundError(ControldError):
     """There is no such study."""
 
     def __init__(self, study_id: str) -> None:
-        super().__init__(f"there is no study {study_id}", code="study.not_found", hint="GET /v1/studies lists them")
+        super().__init__(f"there is no study {study_id}", code="resource.not_found", hint="GET /v1/studies lists them")
 
 
 class StudyRefusedError(ControldError):

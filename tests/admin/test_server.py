@@ -17,6 +17,7 @@ from aiohttp import web
 
 from controld.admin import operations
 from controld.admin.backend import (
+    AdminBackend,
     CandidateImport,
     CandidateListing,
     DecisionFilter,
@@ -30,11 +31,40 @@ from controld.candidates.stored import ProfileFilter, ProfileKind
 from controld.contract.errors import ControldError
 from controld.obs.metrics import Metrics
 from controld.policy.loader import SourceFile, parse_policies
+from controld.profiling.errors import StudyNotFoundError
+
+
+class BrokenStatus:
+    """A daemon that does not serve yet, and whose page has a defect."""
+
+    def ready(self) -> tuple[bool, str]:
+        return False, "no policy yet"
+
+    async def page(self) -> dict[str, Any]:
+        raise RuntimeError("a defect")
+
+
+class RecordedAgents:
+    """Answers, like every part here, with what it was asked, so that a test sees how requests were understood."""
+
+    async def dataplanes(self) -> list[dict[str, Any]]:
+        return [{"agent_id": "prefill-0"}]
+
+    async def spaces(self) -> list[dict[str, Any]]:
+        return [{"kind": "sglang"}]
+
+
+class RecordedEngines:
+    async def listing(self) -> list[dict[str, Any]]:
+        return [{"agent_id": "video-0"}]
+
+    async def explain(self, agent_id: str) -> dict[str, Any]:
+        if agent_id != "video 0":
+            raise NotFoundError(f"nothing was decided for an engine {agent_id}", hint="engines: video 0")
+        return {"agent_id": agent_id}
 
 
 class RecordedCandidates:
-    """The candidates part of `RecordedBackend`."""
-
     async def listing(self, wanted: ProfileFilter) -> CandidateListing:
         kv = [{"workload": wanted.workload, "number": number} for number in range(3)]
         video = [{"model": wanted.model, "number": number} for number in range(10, 12)]
@@ -52,35 +82,9 @@ class RecordedCandidates:
         return {**asdict(wanted), "dry_run": dry_run}
 
 
-class RecordedBackend:
-    """Answers with what it was asked, so that a test sees how requests were understood."""
-
-    def __init__(self) -> None:
-        self.accept_reload = True
-        self.candidates = RecordedCandidates()
-
-    def ready(self) -> tuple[bool, str]:
-        return False, "no policy yet"
-
-    async def status(self) -> dict[str, Any]:
-        raise RuntimeError("a defect")
-
-    async def dataplanes(self) -> list[dict[str, Any]]:
-        return [{"agent_id": "prefill-0"}]
-
-    async def spaces(self) -> list[dict[str, Any]]:
-        return [{"kind": "sglang"}]
-
-    async def decisions(self, wanted: DecisionFilter) -> dict[str, Any]:
+class RecordedDecisions:
+    async def listing(self, wanted: DecisionFilter) -> dict[str, Any]:
         return {"limit": wanted.limit, "class": wanted.service_class, "arm": wanted.arm_id}
-
-    async def engines(self) -> list[dict[str, Any]]:
-        return [{"agent_id": "video-0"}]
-
-    async def explain_engine(self, agent_id: str) -> dict[str, Any]:
-        if agent_id != "video 0":
-            raise NotFoundError(f"nothing was decided for an engine {agent_id}", hint="engines: video 0")
-        return {"agent_id": agent_id}
 
     async def explain(self, transfer_id: str) -> dict[str, Any]:
         raise NotFoundError(f"no decision {transfer_id}", gone=transfer_id == "old")
@@ -88,6 +92,8 @@ class RecordedBackend:
     async def explain_hypothetical(self, context: HypotheticalContext) -> dict[str, Any]:
         return {"bytes": context.size_bytes, "bandwidth": context.bandwidth_bytes_per_s, "load": context.load}
 
+
+class RecordedLearned:
     async def posteriors(self) -> list[dict[str, Any]]:
         return []
 
@@ -99,52 +105,65 @@ class RecordedBackend:
             raise NotFoundError(f"no arm {arm_id} is out of use")
         return {"arm_id": arm_id, "deployment": deployment}
 
-    async def policies(self) -> dict[str, Any]:
+
+class RecordedPolicies:
+    def __init__(self) -> None:
+        self.accept_reload = True
+
+    async def in_force(self) -> dict[str, Any]:
         return {"generation": 1}
 
-    async def compare_policies(self, edit: PolicyEdit) -> dict[str, Any]:
+    async def compare(self, edit: PolicyEdit) -> dict[str, Any]:
         parse_policies([SourceFile(file, content) for file, content in edit.files])
         return {"whole": edit.whole}
 
     async def reload(self) -> tuple[bool, dict[str, Any]]:
         return self.accept_reload, {"generation": 1, "problems": [] if self.accept_reload else ["x"]}
 
-    async def start_study(self, specification: dict[str, Any]) -> dict[str, Any]:
-        if not specification:
-            raise ControldError("nothing to study", code="study.empty", hint="name a workload")
-        return specification
 
-    async def studies(self) -> list[dict[str, Any]]:
+class RecordedStudies:
+    async def begin(self, body: dict[str, Any]) -> dict[str, Any]:
+        if not body:
+            raise ControldError("nothing to study", code="study.empty", hint="name a workload")
+        return body
+
+    async def list(self) -> list[dict[str, Any]]:
         return []
 
-    async def study(self, study_id: str) -> dict[str, Any]:
+    async def get(self, study_id: str) -> dict[str, Any]:
+        if study_id == "unknown":
+            raise StudyNotFoundError(study_id)
         return {"id": study_id}
 
-    async def cancel_study(self, study_id: str) -> dict[str, Any]:
+    async def cancel(self, study_id: str) -> dict[str, Any]:
         return {"id": study_id, "state": "cancelled"}
 
-    async def pause_study(self, study_id: str) -> dict[str, Any]:
+    async def pause(self, study_id: str) -> dict[str, Any]:
         return {"id": study_id, "state": "paused"}
 
-    async def resume_study(self, study_id: str) -> dict[str, Any]:
+    async def resume(self, study_id: str) -> dict[str, Any]:
         return {"id": study_id, "state": "running"}
 
-    async def compare_studies(self, study_ids: Sequence[str]) -> tuple[dict[str, Any], ...]:
+    async def compare(self, study_ids: Sequence[str]) -> tuple[dict[str, Any], ...]:
         return tuple({"id": study_id} for study_id in study_ids)
 
-    async def study_events(self, study_id: str) -> AsyncIterator[dict[str, Any]]:
+    async def events(self, study_id: str) -> AsyncIterator[dict[str, Any]]:
         for done in range(3):
             yield {"id": study_id, "done": done}
 
 
 @pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, RecordedBackend, AdminServer]]:
-    backend = RecordedBackend()
+async def served(tmp_path: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, RecordedPolicies, AdminServer]]:
+    policies = RecordedPolicies()
+    backend = AdminBackend(
+        status=BrokenStatus(), agents=RecordedAgents(), engines=RecordedEngines(), candidates=RecordedCandidates(),
+        decisions=RecordedDecisions(), learned=RecordedLearned(), policies=policies, studies=RecordedStudies(),
+    )  # fmt: skip
     socket = tmp_path / "admin.sock"
     server = AdminServer(backend, Metrics(), (AdminAddress(socket=socket), AdminAddress(host="127.0.0.1")))
     await server.start()
     async with aiohttp.ClientSession("http://daemon", connector=aiohttp.UnixConnector(str(socket))) as client:
-        yield client, backend, server
+        yield client, policies, server
     await server.stop()
     assert not socket.exists()
 
@@ -238,6 +257,7 @@ async def test_candidates_are_deleted_by_what_is_named(served) -> None:  # type:
         ("/v1/decisions/x/explain", 404, "resource.not_found", "x"),
         ("/v1/decisions/old/explain", 410, "resource.gone", "old"),
         ("/v1/engines/x/explain", 404, "resource.not_found", "x"),
+        ("/v1/studies/unknown", 404, "resource.not_found", "unknown"),
         ("/v1/nothing", 404, "route.unknown", ""),
         ("/v1/status", 500, "internal", ""),
     ],
@@ -337,10 +357,10 @@ async def test_a_document_of_candidates_may_not_be_endless(served, monkeypatch) 
 
 
 async def test_reload_says_when_it_was_refused(served) -> None:  # type: ignore[no-untyped-def]
-    client, backend, _ = served
+    client, policies, _ = served
     async with client.post("/v1/reload") as response:
         assert response.status == 200
-    backend.accept_reload = False
+    policies.accept_reload = False
     async with client.post("/v1/reload") as response:
         assert response.status == 422
         assert (await response.json())["problems"] == ["x"]

@@ -19,7 +19,7 @@ from controld.contract.video import Applied, MemorySplit, Transition
 from controld.controller.video_plan import ArmPlan, VideoPlan
 from controld.fleet import FleetServer, Selector
 from controld.obs.metrics import Metrics
-from controld.planning import video_planner
+from controld.planning import video_fittings
 from controld.planning.planner import Planner
 from controld.planning.video_engines import ABSENT_S
 from controld.planning.video_plane import fitting_of
@@ -443,7 +443,7 @@ async def test_profiles_are_looked_through_once_for_engines_of_a_kind(
         looks.append(1)
         return fitting_of(*arguments)
 
-    monkeypatch.setattr(video_planner, "fitting_of", counted)
+    monkeypatch.setattr(video_fittings, "fitting_of", counted)
     house.open("a", "b")
     await house.rounds(6)
     before = len(looks)

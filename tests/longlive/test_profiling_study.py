@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dataplanes.longlive.demo.plan import DEPLOYMENT, PROFILING_POLICY
-from dataplanes.sglang.demo.daemon import Daemon, DaemonError
+from tests.profiling.study_site import StudySite, measured_trials, wait_until
 
 pytest.importorskip("botorch")
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 120.0
 BUDGET = 21
 """Twenty trials fill the space, the last is chosen by the model."""
 REQUEST: dict[str, Any] = {
@@ -33,64 +28,22 @@ REQUEST: dict[str, Any] = {
 }
 
 
-def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not (met := condition()):
-        assert time.monotonic() < deadline_s, f"waited in vain until {what}"
-        time.sleep(0.02)
-    return met
-
-
-class Site:
-    """The daemon and one worker in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.daemon = Daemon(folder, {"video.yaml": PROFILING_POLICY})
-        self.worker: subprocess.Popen[bytes]
-
-    def start_worker(self) -> None:
-        command = [sys.executable, "-m", "dataplanes.longlive.profiler", "--address", self.daemon.fleet_address]
-        command += ["--deployment", DEPLOYMENT, "--checkpoint", "untrained", "--agent-id", "w0"]
-        with (self._folder / "worker.log").open("ab") as log:
-            self.worker = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-    def kill_worker(self) -> None:
-        self.worker.kill()
-        self.worker.wait()
-
-    def begin(self) -> str | None:
-        try:
-            return str(self.daemon.request("POST", "/v1/studies", REQUEST)["id"])
-        except DaemonError:
-            return None  # the worker is still on its way
-
-    def study(self, study_id: str) -> dict[str, Any]:
-        answer: dict[str, Any] = self.daemon.get(f"/v1/studies/{study_id}")
-        return answer
-
-
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    made.daemon.start()
-    made.start_worker()
-    yield made
-    made.kill_worker()
-    made.daemon.stop()
+def site(tmp_path: Path) -> Iterator[StudySite]:
+    worker = ["dataplanes.longlive.profiler", "--deployment", DEPLOYMENT, "--checkpoint", "untrained"]
+    with StudySite(tmp_path, {"video.yaml": PROFILING_POLICY}, worker) as made:
+        yield made
 
 
-def test_a_search_over_kill_9_of_daemon_and_worker_ends_with_profiles_of_every_setting(site: Site) -> None:
-    study_id = wait_until(site.begin, "the worker is connected")
+def test_a_search_over_kill_9_of_daemon_and_worker_ends_with_profiles_of_every_setting(site: StudySite) -> None:
+    study_id = site.begin(REQUEST)
     wait_until(lambda: site.study(study_id)["trials_done"] >= 2, "two trials are measured")
-    before = {trial["id"] for trial in site.study(study_id)["trials"] if trial["state"] == "measured"}
+    before = measured_trials(site.study(study_id))
     site.kill_worker()
-    site.daemon.kill()
-    site.daemon.start()
-    after = {trial["id"] for trial in site.study(study_id)["trials"] if trial["state"] == "measured"}
-    assert before <= after
+    site.restart_daemon()
+    assert before <= measured_trials(site.study(study_id))
     site.start_worker()
-    study = wait_until(lambda: (s := site.study(study_id))["state"] == "finished" and s, "the study is finished")
+    study = site.finished(study_id)
     assert (study["medium"], study["stop_reason"]) == ("video", "budget")
     assert study["trials_by_state"] == {"measured": BUDGET}
     assert "model" in {trial["source"] for trial in study["trials"]}, study["detail"]

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from dataplanes.sglang.demo.daemon import Daemon
 from dataplanes.sglang.demo.plan import DEMO
 from dataplanes.sglang.demo.policies import policy_text
+from tests.profiling.study_site import StudySite, measured_trials, wait_until
 
 pytest.importorskip("botorch")
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 90.0
 BUDGET = 22
 """Twenty trials fill the space, the last two are chosen by the model."""
 REQUEST: dict[str, Any] = {
@@ -38,104 +34,53 @@ REQUEST: dict[str, Any] = {
 """Trials of some tenths of a second, so that a quick machine is caught in one, too."""
 
 
-def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not (met := condition()):
-        assert time.monotonic() < deadline_s, f"waited in vain until {what}"
-        time.sleep(0.01)
-    return met
-
-
-class Site:
-    """The daemon and one worker in a folder."""
-
-    def __init__(self, folder: Path, model: Path, texts: Path) -> None:
-        self._folder = folder
-        self._model = model
-        self._texts = texts
-        self.daemon = Daemon(folder, {"demo.yaml": policy_text(DEMO, {})})
-        self.worker: subprocess.Popen[bytes]
-
-    def start_worker(self) -> None:
-        command = [sys.executable, "-m", "dataplanes.sglang.profiler", "--model", str(self._model)]
-        command += ["--texts", str(self._texts), "--address", self.daemon.fleet_address, "--agent-id", "w0"]
-        command += ["--evaluation-threads", "1", "--page-tokens", "16", "--frame-bytes", "32768"]
-        with (self._folder / "worker.log").open("ab") as log:
-            self.worker = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-    def kill_worker(self) -> None:
-        self.worker.kill()
-        self.worker.wait()
-
-    def signal_daemon(self, number: int) -> None:
-        assert self.daemon.process is not None
-        self.daemon.process.send_signal(number)
-
-    def search_process(self) -> psutil.Process | None:
-        assert self.daemon.process is not None
-        children = psutil.Process(self.daemon.process.pid).children()
-        return next((one for one in children if "controld.profiling.worker" in " ".join(one.cmdline())), None)
-
-    def study(self, study_id: str) -> dict[str, Any]:
-        answer: dict[str, Any] = self.daemon.get(f"/v1/studies/{study_id}")
-        return answer
-
-    def restart(self) -> None:
-        self.daemon.kill()
-        self.daemon.start()
-
-
 @pytest.fixture
-def site(tmp_path: Path, tiny_model_dir: Path, texts_dir: Path) -> Iterator[Site]:
-    made = Site(tmp_path, tiny_model_dir, texts_dir)
-    made.daemon.start()
-    made.start_worker()
-    yield made
-    made.kill_worker()
-    made.daemon.stop()
+def site(tmp_path: Path, tiny_model_dir: Path, texts_dir: Path) -> Iterator[StudySite]:
+    worker = ["dataplanes.sglang.profiler", "--model", str(tiny_model_dir), "--texts", str(texts_dir)]
+    worker += ["--evaluation-threads", "1", "--page-tokens", "16", "--frame-bytes", "32768"]
+    with StudySite(tmp_path, {"demo.yaml": policy_text(DEMO, {})}, worker) as made:
+        yield made
 
 
-def test_killed_at_three_moments_no_trial_is_lost_or_counted_twice(site: Site) -> None:
-    def connected() -> bool:
-        return any(plane["agent_id"] == "w0" and plane["connected"] for plane in planes())
+def test_killed_at_three_moments_no_trial_is_lost_or_counted_twice(site: StudySite) -> None:
+    def daemon_process() -> psutil.Process:
+        assert site.daemon.process is not None
+        return psutil.Process(site.daemon.process.pid)
 
-    def planes() -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = site.daemon.get("/v1/dataplanes")["dataplanes"]
-        return found
+    def search_process() -> psutil.Process | None:
+        children = daemon_process().children()
+        return next((one for one in children if "controld.profiling.worker" in " ".join(one.cmdline())), None)
 
     def running() -> bool:
         return any(trial["state"] == "running" for trial in site.study(study_id)["trials"])
 
-    wait_until(connected, "the worker is connected")
-    study_id = site.daemon.request("POST", "/v1/studies", REQUEST)["id"]
+    study_id = site.begin(REQUEST)
 
     # While trials are chosen: none is stored yet.
-    search = wait_until(site.search_process, "the search process is started")
+    search = wait_until(search_process, "the search process is started")
     assert site.study(study_id)["trials_total"] == 0
-    site.restart()
+    site.restart_daemon()
     wait_until(lambda: not search.is_running() or search.status() == psutil.STATUS_ZOMBIE, "the orphan ends by itself")
     wait_until(lambda: site.study(study_id)["trials_done"] >= 3, "three trials are measured")
 
     # While a trial runs: daemon and worker, and on the way the search process as well.
     wait_until(running, "a trial runs")
-    before = site.study(study_id)
+    measured = measured_trials(site.study(study_id))
     site.kill_worker()
-    site.restart()
-    after = site.study(study_id)
-    measured = {trial["id"] for trial in before["trials"] if trial["state"] == "measured"}
-    assert measured <= {trial["id"] for trial in after["trials"] if trial["state"] == "measured"}
+    site.restart_daemon()
+    assert measured <= measured_trials(site.study(study_id))
     site.start_worker()
     wait_until(lambda: site.study(study_id)["trials_done"] >= len(measured) + 3, "it goes on")
-    wait_until(site.search_process, "the search process is there").kill()
+    wait_until(search_process, "the search process is there").kill()
     wait_until(lambda: site.study(study_id)["trials_done"] >= len(measured) + 5, "it goes on with another one")
 
     # Between a trial's end and its being stored: the daemon stands still while the worker finishes.
     wait_until(running, "a trial runs")
-    site.signal_daemon(signal.SIGSTOP)
+    daemon_process().send_signal(signal.SIGSTOP)
     time.sleep(3.0)
-    site.restart()
+    site.restart_daemon()
 
-    study = wait_until(lambda: (s := site.study(study_id))["state"] == "finished" and s, "the study is finished")
+    study = site.finished(study_id)
     assert study["stop_reason"] == "budget"
     assert study["trials_by_state"] == {"measured": BUDGET}
     assert len(study["hypervolume_by_trial"]) == BUDGET
