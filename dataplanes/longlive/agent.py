@@ -152,6 +152,8 @@ class SteeredEngine:
         self._answer(result.applied)
         self._in_force = result.report.setting_id
         self._agent.chunk(replace(result.report, sessions=len(self._held)))
+        if result.kv_unreadable:
+            self._agent.count("kv_unreadable")
         if result.is_last:
             self._forget(session_id)
         self._tell()

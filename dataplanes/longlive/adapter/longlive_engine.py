@@ -230,7 +230,13 @@ class LongLiveEngine:
         )
         self._chunk += 1
         frames = torch.cat([one.frames for one in taken]) if taken else self._no_frames()
-        return ChunkResult(frames=frames, report=report, applied=applied, is_last=clip.is_done)
+        return ChunkResult(
+            frames=frames,
+            report=report,
+            applied=applied,
+            is_last=clip.is_done,
+            kv_unreadable=record.kv_unreadable,
+        )
 
     def _take_waiting(self, clip: Clip) -> tuple[Applied, ...]:
         if self._waiting is None:
