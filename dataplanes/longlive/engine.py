@@ -188,3 +188,10 @@ class VideoEngine(Protocol):
     def close(self, session_id: str) -> torch.Tensor:
         """End a clip; the frames that its decoder still held, uint8 `[frames, height, width, 3]`."""
         ...
+
+    def sessions(self) -> frozenset[str]:
+        """Ids of the open sessions, without those that a fault or a change took along, whoever was told of it.
+
+        From any thread, while another call is under way, too; waits for nothing.
+        """
+        ...

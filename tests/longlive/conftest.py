@@ -124,6 +124,13 @@ class DoubleEngine:
         del self._sessions[session_id]
         return torch.zeros(0, 2, 2, 3, dtype=torch.uint8)
 
+    def lose(self, session_id: str) -> None:
+        """The session is gone, and nobody is told."""
+        del self._sessions[session_id]
+
+    def sessions(self) -> frozenset[str]:
+        return frozenset(self._sessions)
+
 
 def make_report(**changes: object) -> ChunkReport:
     values: dict[str, object] = {

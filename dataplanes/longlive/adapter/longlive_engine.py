@@ -199,6 +199,11 @@ class LongLiveEngine:
         self._clip = None
         return torch.cat(frames) if frames else self._no_frames()
 
+    def sessions(self) -> frozenset[str]:
+        """The one clip, if one is open."""
+        clip = self._clip
+        return frozenset() if clip is None else frozenset({clip.spec.session_id})
+
     def _make_chunk(self, clip: Clip) -> ChunkRecord:
         driver = self._loaded()
         if clip.call is None:
