@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from controld.contract.clock import Clock
 from controld.contract.configuration import Configuration
 from controld.contract.errors import FieldError
 from controld.contract.space import StrategySpace
+from controld.contract.telemetry import Telemetry
 from controld.contract.video import Applied, ChunkReport, EngineSetting, EngineState, engine_setting_name
 from dataplanes.agent.agent import Agent
 from dataplanes.agent.engine_desk import EngineDesk
@@ -46,6 +47,7 @@ class VideoAgent(Agent):
             raise FieldError("agent_identity.engine", "is missing", code="agent.identity")
         space = StrategySpace.from_json(identity.space_json)
         self._desk = EngineDesk(EngineState(setting_id=initial.config_id))
+        self._open_sessions: Callable[[], Mapping[str, int]] | None = None
         super().__init__(
             identity,
             address,
@@ -63,6 +65,14 @@ class VideoAgent(Agent):
         applied = self._in_force.applied
         found = applied.settings.get(self._setting_name)
         return (applied.version, found) if found is not None else None
+
+    def ask_sessions(self, open_sessions: Callable[[], Mapping[str, int]]) -> None:
+        """Ask for the open sessions by class with every telemetry: an engine can lose them while nobody calls it.
+
+        Args:
+            open_sessions: called from the stream's thread; must not wait.
+        """
+        self._open_sessions = open_sessions
 
     def applied(self, answer: Applied) -> None:
         """What came of a setting; texts are made fit to be sent."""
@@ -101,3 +111,13 @@ class VideoAgent(Agent):
         )
         if (before.sessions, before.memory_limit_bytes) != (dict(sessions), memory_limit_bytes):
             self._connection.telemetry_is_due()
+
+    def _telemetry(self) -> Telemetry:
+        told = super()._telemetry()
+        if told.engine is None or self._open_sessions is None:
+            return told
+        try:
+            return replace(told, engine=replace(told.engine, sessions=dict(self._open_sessions())))
+        except Exception as error:  # noqa: BLE001 - the edge towards the data plane
+            self._edge.caught("ask_sessions", error)
+            return told

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -79,6 +81,7 @@ class SteeredEngine:
         self._asked = ""
         self._count = 0
         self._versions: dict[int, int] = {}
+        agent.ask_sessions(self._open_by_class)
 
     def capabilities(self) -> EngineCapabilities:
         """As the engine's."""
@@ -86,8 +89,9 @@ class SteeredEngine:
 
     def load(self, spec: LoadSpec) -> MemorySplit:
         """As the engine's; what controld wants is asked for again at the next chunk. Raises: EngineError."""
-        split = self._engine.load(spec)
-        self._forget_sessions()
+        with self._noting_losses():
+            split = self._engine.load(spec)
+            self._forget_sessions()
         self._in_force, self._in_force_version = spec.setting.config_id, 0
         self._asked, self._asked_version = spec.setting.config_id, 0
         self._memory_limit_bytes = spec.memory_limit_bytes
@@ -108,7 +112,8 @@ class SteeredEngine:
 
     def plan(self, current: Configuration, wanted: Configuration) -> TransitionPlan:
         """As the engine's. Raises: EngineError."""
-        return self._engine.plan(current, wanted)
+        with self._noting_losses():
+            return self._engine.plan(current, wanted)
 
     def apply(self, wanted: Configuration, version: int) -> None:
         """As the engine's, for a person who sets aside what controld wants until it wants something else.
@@ -116,16 +121,14 @@ class SteeredEngine:
         Raises:
             EngineError: as the engine's.
         """
-        self._apply(wanted, version)
+        with self._noting_losses():
+            self._apply(wanted, version)
         self._asked = wanted.config_id
 
     def open(self, spec: SessionSpec) -> None:
         """As the engine's. Raises: EngineError."""
-        try:
+        with self._noting_losses():
             self._engine.open(spec)
-        except EngineError as error:
-            self._note_losses(error)
-            raise
         self._classes[spec.session_id] = spec.service_class
         self._held.add(spec.session_id)
         self._tell()
@@ -136,22 +139,22 @@ class SteeredEngine:
         try:
             result = self._engine.step(session_id)
         except EngineError as error:
-            # The engine closes a session that it cannot go on with; a worker that died takes all of them along.
-            self._note_losses(error)
             self._answer(error.applied)
             if error.code == "engine.not_finite" and session_id in self._classes:
                 # The chunk has no report of its own, and its setting must not go on unnoticed.
                 self._agent.chunk(self._not_finite(session_id))
             self._forget(session_id)
-            if error.code != "engine.refused":
-                self._held.discard(session_id)
+            self._note_losses(error)
             self._tell()
             raise
+        self._note_losses()
         self._chunk = result.report.chunk + 1
         self._made[session_id] = result.report.session_chunk + 1
         self._answer(result.applied)
         self._in_force = result.report.setting_id
         self._agent.chunk(replace(result.report, sessions=len(self._held)))
+        if result.kv_unreadable:
+            self._agent.count("kv_unreadable")
         if result.is_last:
             self._forget(session_id)
         self._tell()
@@ -161,24 +164,19 @@ class SteeredEngine:
         self, session_id: str, prompt: str, *, scene_cut: bool = False, at_chunk: int | None = None
     ) -> None:
         """As the engine's. Raises: EngineError."""
-        try:
+        with self._noting_losses():
             self._engine.push_prompt(session_id, prompt, scene_cut=scene_cut, at_chunk=at_chunk)
-        except EngineError as error:
-            self._note_losses(error)
-            raise
 
     def close(self, session_id: str) -> torch.Tensor:
         """As the engine's. Raises: EngineError."""
-        try:
-            return self._engine.close(session_id)
-        except EngineError as error:
-            self._note_losses(error)
-            raise
-        finally:
-            # Whatever became of its last frames, the engine serves it no longer.
-            self._forget(session_id)
-            self._held.discard(session_id)
-            self._tell()
+        with self._noting_losses():
+            try:
+                return self._engine.close(session_id)
+            finally:
+                # Whatever became of its last frames, the engine serves it no longer.
+                self._forget(session_id)
+                self._held.discard(session_id)
+                self._tell()
 
     def _steer(self) -> None:
         found = self._agent.setting()
@@ -227,10 +225,31 @@ class SteeredEngine:
         self._versions = {count: of for count, of in self._versions.items() if count > self._count - _MOST_WAITING}
         self._versions[self._count] = version
 
-    def _note_losses(self, error: EngineError) -> None:
-        if error.code in _ALL_LOST:
-            self._forget_sessions()
-            self._tell()
+    @contextmanager
+    def _noting_losses(self) -> Iterator[None]:
+        try:
+            yield
+        except EngineError as error:
+            self._note_losses(error)
+            raise
+        self._note_losses()
+
+    def _note_losses(self, error: EngineError | None = None) -> None:
+        """Any call may find that sessions are gone, also others than its own: they are told and counted at once."""
+        left = frozenset() if error is not None and error.code in _ALL_LOST else self._engine.sessions()
+        lost = self._held - left
+        if not lost:
+            return
+        for session_id in lost:
+            self._forget(session_id)
+        self._held -= lost
+        self._agent.count("sessions_lost", len(lost))
+        self._tell()
+
+    def _open_by_class(self) -> Counter[str]:
+        """Asked by the agent from its own thread: the engine may have lost them while nobody called it."""
+        left = self._engine.sessions()
+        return Counter(name for session_id, name in self._classes.copy().items() if session_id in left)
 
     def _not_finite(self, session_id: str) -> ChunkReport:
         """Of the chunk that was thrown away: nothing but what it ran under and that it was not finite."""

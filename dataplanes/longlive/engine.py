@@ -113,12 +113,14 @@ class ChunkResult:
         report: this chunk's.
         applied: settings that took effect at its begin, oldest first.
         is_last: the session has made all its chunks; `close` gives the frames still in the decoder.
+        kv_unreadable: the chunk's KV signal-to-noise is missing because the quantised cache could not be read back.
     """
 
     frames: torch.Tensor
     report: ChunkReport
     applied: tuple[Applied, ...] = ()
     is_last: bool = False
+    kv_unreadable: bool = False
 
 
 class VideoEngine(Protocol):
@@ -185,4 +187,11 @@ class VideoEngine(Protocol):
 
     def close(self, session_id: str) -> torch.Tensor:
         """End a clip; the frames that its decoder still held, uint8 `[frames, height, width, 3]`."""
+        ...
+
+    def sessions(self) -> frozenset[str]:
+        """Ids of the open sessions, without those that a fault or a change took along, whoever was told of it.
+
+        From any thread, while another call is under way, too; waits for nothing.
+        """
         ...

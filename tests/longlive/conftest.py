@@ -31,6 +31,7 @@ class DoubleEngine:
         makes_nan: settings under which chunks are not finite, so that the step fails and its session is closed.
         dies: the next step finds the worker dead, and what waited is lost with it.
         memory: what chunks say that they need, by setting; nothing where it is not among them.
+        unreadable: the KV cache of the next chunks cannot be read back.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,7 @@ class DoubleEngine:
         self.makes_nan: set[str] = set()
         self.dies = False
         self.memory: dict[str, MemorySplit] = {}
+        self.unreadable = False
         self._waiting: tuple[Configuration, int] | None = None
         self._version = 0
         self._chunk = 0
@@ -110,7 +112,8 @@ class DoubleEngine:
         self._made[session_id] += 1
         wanted = self._sessions[session_id].chunks
         is_last = bool(wanted) and self._made[session_id] >= wanted
-        return ChunkResult(torch.zeros(8, 2, 2, 3, dtype=torch.uint8), report, applied, is_last)
+        frames = torch.zeros(8, 2, 2, 3, dtype=torch.uint8)
+        return ChunkResult(frames, report, applied, is_last, kv_unreadable=self.unreadable)
 
     def push_prompt(
         self, session_id: str, prompt: str, *, scene_cut: bool = False, at_chunk: int | None = None
@@ -120,6 +123,13 @@ class DoubleEngine:
     def close(self, session_id: str) -> torch.Tensor:
         del self._sessions[session_id]
         return torch.zeros(0, 2, 2, 3, dtype=torch.uint8)
+
+    def lose(self, session_id: str) -> None:
+        """The session is gone, and nobody is told."""
+        del self._sessions[session_id]
+
+    def sessions(self) -> frozenset[str]:
+        return frozenset(self._sessions)
 
 
 def make_report(**changes: object) -> ChunkReport:

@@ -103,6 +103,11 @@ def _sessions(server: FleetServer) -> dict[str, int] | None:
     return dict(told[-1].engine.sessions) if told and told[-1].engine is not None else None
 
 
+def _counters(server: FleetServer) -> dict[str, int]:
+    told = [s.telemetry for s in server.sessions() if s.telemetry is not None]
+    return dict(told[-1].counters) if told else {}
+
+
 async def test_a_pushed_setting_takes_effect_at_a_chunk_that_the_engine_names(
     start: Any, steer: Any, heard: Heard
 ) -> None:
@@ -312,3 +317,62 @@ async def test_a_session_that_ended_or_failed_is_not_counted_any_more(start: Any
         return telemetry.engine.sessions if telemetry is not None else None
 
     await eventually(lambda: sessions() == {}, "no session is open")
+
+
+async def test_a_session_that_the_engine_lost_is_told_at_once_and_its_owner_when_it_asks(
+    start: Any, steer: Any, double: Any, heard: Heard
+) -> None:
+    server, address = await start()
+    steered = steer(address)
+    for name, service_class in (("a", "live"), ("b", "batch"), ("c", "batch")):
+        steered.open(SessionSpec(session_id=name, prompt="red square", service_class=service_class))
+    await eventually(lambda: _sessions(server) == {"live": 1, "batch": 2}, "the sessions are told")
+    double.lose("b")
+    await eventually(lambda: _sessions(server) == {"live": 1, "batch": 1}, "it is told though nobody called the engine")
+    steered.step("a")
+    await eventually(lambda: bool(heard.chunks), "the chunk is told")
+    assert heard.chunks[0].sessions == 2, "its memory is of those that are left"
+    await eventually(lambda: _counters(server).get("sessions_lost") == 1, "it is counted")
+    with pytest.raises(EngineError, match="no session b"):
+        steered.step("b")
+    steered.step("a")
+    await eventually(lambda: len(heard.chunks) == 2, "the chunk is told")
+    assert (_sessions(server), _counters(server)["sessions_lost"]) == ({"live": 1, "batch": 1}, 1), "once"
+
+
+async def test_a_session_that_its_owner_closed_is_not_counted_as_lost(start: Any, steer: Any) -> None:
+    server, address = await start()
+    steered = steer(address)
+    steered.open(SessionSpec(session_id="a", prompt="red square", chunks=1))
+    assert steered.step("a").is_last
+    steered.close("a")
+    steered.open(SessionSpec(session_id="b", prompt="red square"))
+    steered.load(LoadSpec(checkpoint="", setting=FOUR))
+    await eventually(lambda: _sessions(server) == {}, "no session is left")
+    assert "sessions_lost" not in _counters(server)
+
+
+async def test_an_engine_that_cannot_say_what_is_open_is_told_as_it_was_last(
+    start: Any, steer: Any, double: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, address = await start()
+    steered = steer(address)
+    steered.open(SessionSpec(session_id="a", prompt="red square", service_class="live"))
+
+    def fail() -> frozenset[str]:
+        raise RuntimeError("a bug in the engine's own code")
+
+    monkeypatch.setattr(double, "sessions", fail)
+    await eventually(lambda: _counters(server).get("internal_error.ask_sessions", 0) > 1, "it is counted")
+    assert _sessions(server) == {"live": 1}
+
+
+async def test_chunks_whose_kv_cache_cannot_be_read_back_are_counted(start: Any, steer: Any, double: Any) -> None:
+    server, address = await start()
+    steered = steer(address)
+    steered.open(SessionSpec(session_id="a", prompt="red square"))
+    steered.step("a")
+    double.unreadable = True
+    for _ in range(2):
+        steered.step("a")
+    await eventually(lambda: _counters(server).get("kv_unreadable") == 2, "each one is counted")

@@ -35,6 +35,7 @@ class ChunkRecord:
     end: Any = None
     pinned: bool = False
     kv_pairs: list[Pair] = field(default_factory=list)
+    kv_unreadable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,6 +298,7 @@ class PipelineHooks:
         if self.record is not None:
             begin, _ = self.record.forwards[-1]
             self.record.forwards[-1] = (begin, self.timeline.mark())
+            self.record.kv_unreadable |= self._fidelity.was_unreadable
             self.record.kv_pairs += self._fidelity.end()
         elif self._given:
             self._given_passes += 1

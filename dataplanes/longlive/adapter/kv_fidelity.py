@@ -41,6 +41,8 @@ class KvFidelity:
         self._caches: Any = None
         self._pairs: list[Pair] = []
         self._has_failed = False
+        self.was_unreadable = False
+        """Whether the pass that began last met a quantised cache and could not look into it; until `end`."""
 
     def attach(self, model: Any) -> Callable[[], None]:
         """Hook a model; how to undo it. Neither keeps the model alive, which is dropped before another is loaded.
@@ -69,15 +71,19 @@ class KvFidelity:
     def begin(self, caches: Any) -> None:
         """The pass that begins is one to look at; `caches` are those of all layers."""
         # One that failed never came to its end.
-        self._caches, self._pairs = caches, []
+        self._caches, self._pairs, self.was_unreadable = caches, [], False
 
     def end(self) -> list[Pair]:
         """The pass is over: what was found, nothing where the cache is not quantised."""
         pairs, self._caches, self._pairs = self._pairs, None, []
+        self.was_unreadable = False
         return pairs
 
     def _look(self, caches: Sequence[dict[str, Any]], updates: Sequence[tuple[int, tuple[Any, Any, Any]]]) -> None:
-        if self._has_failed or not caches[0].get("quantized", False):
+        if not caches[0].get("quantized", False):
+            return
+        if self._has_failed:
+            self.was_unreadable = True
             return
         chosen = {0, len(caches) // 2, len(caches) - 1}
         try:
@@ -85,7 +91,7 @@ class KvFidelity:
                 if layer in chosen and update is not None:
                     self._compare(caches[layer], update)
         except Exception:  # noqa: BLE001 - the edge to the checkout's code: no clip must end for a figure in its report
-            self._has_failed, self._pairs = True, []
+            self._has_failed, self._pairs, self.was_unreadable = True, [], True
             _log.exception("the KV cache cannot be read back: its signal-to-noise is None from now on")
 
     def _compare(self, cache: dict[str, Any], update: dict[str, Any]) -> None:

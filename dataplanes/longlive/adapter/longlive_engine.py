@@ -199,6 +199,11 @@ class LongLiveEngine:
         self._clip = None
         return torch.cat(frames) if frames else self._no_frames()
 
+    def sessions(self) -> frozenset[str]:
+        """The one clip, if one is open."""
+        clip = self._clip
+        return frozenset() if clip is None else frozenset({clip.spec.session_id})
+
     def _make_chunk(self, clip: Clip) -> ChunkRecord:
         driver = self._loaded()
         if clip.call is None:
@@ -230,7 +235,13 @@ class LongLiveEngine:
         )
         self._chunk += 1
         frames = torch.cat([one.frames for one in taken]) if taken else self._no_frames()
-        return ChunkResult(frames=frames, report=report, applied=applied, is_last=clip.is_done)
+        return ChunkResult(
+            frames=frames,
+            report=report,
+            applied=applied,
+            is_last=clip.is_done,
+            kv_unreadable=record.kv_unreadable,
+        )
 
     def _take_waiting(self, clip: Clip) -> tuple[Applied, ...]:
         if self._waiting is None:

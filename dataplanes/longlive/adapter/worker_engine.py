@@ -91,6 +91,8 @@ class WorkerEngine:
         self._queued: Configuration | None = None
         self._restart: _Waiting | None = None
         self._restarted: Applied | None = None
+        self._is_replacing = False
+        """Sessions wait for another worker: that there is none is no loss."""
         self._chunk = 0
         self._chunks_before = 0
         self.lost_sessions: tuple[str, ...] = ()
@@ -137,7 +139,9 @@ class WorkerEngine:
         with self._lock:
             if not self.is_running():
                 self._drop()
-                self._process = self._start()
+                process = self._start()
+                self._forget_all()
+                self._process = process
                 # A fresh engine counts its chunks from 0; ours go on.
                 self._chunks_before = self._chunk
             self._forget_all()
@@ -245,6 +249,12 @@ class WorkerEngine:
             frames = self._call("close", session_id, deadline_s=self._settings.load_deadline_s)
             return _joined((*session.waiting, frames))
 
+    def sessions(self) -> frozenset[str]:
+        """Ids of the open sessions: none once the worker ended, though nobody called it since."""
+        process = self._process
+        is_served = self._is_replacing if process is None else process.is_running()
+        return frozenset(self._sessions) if is_served else frozenset()
+
     def _as_ours(self, session: _Session, result: ChunkResult) -> ChunkResult:
         report = replace(
             result.report,
@@ -301,6 +311,7 @@ class WorkerEngine:
                 refused={} if refusal is None else dict.fromkeys(changed, str(refusal)),
             )
 
+        self._is_replacing = True
         try:
             refusal = self._load_or_go_back(spec, waiting.setting, before)
             self._reopen_sessions()
@@ -308,6 +319,8 @@ class WorkerEngine:
             # The owner loads again and must not be led into the same setting at once, so this is an answer to it.
             error.applied = (answer(error),)
             raise
+        finally:
+            self._is_replacing = False
         self._setting = waiting.setting if refusal is None else before
         self._restarted = answer(refusal)
 
@@ -428,9 +441,10 @@ class WorkerEngine:
         return WorkerDiedError(message, lost_sessions=lost)
 
     def _drop(self) -> None:
-        if self._process is not None:
-            self._process.end()
-            self._process = None
+        # First out of sight: `sessions` takes one that ended for one that died.
+        process, self._process = self._process, None
+        if process is not None:
+            process.end()
 
 
 def _joined(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:

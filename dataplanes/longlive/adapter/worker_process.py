@@ -136,8 +136,12 @@ class WorkerProcess:
         """Whether it has not ended."""
         if self._process.returncode is not None:
             return False
-        # Not reaped here: until `end` its number stays its own, and the group can be signalled by it.
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        try:
+            # Not reaped here: until `end` its number stays its own, and the group can be signalled by it.
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            # Another thread has just ended it.
+            return False
 
     def call(self, method: str, *arguments: Any, deadline_s: float, **keywords: Any) -> Any:
         """Call the engine's method and wait for what it returns.

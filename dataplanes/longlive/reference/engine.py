@@ -273,6 +273,13 @@ class ReferenceEngine:
         finally:
             self._end(session_id)
 
+    def sessions(self) -> frozenset[str]:
+        """See `VideoEngine`; none once a rank ended, though nobody called it since."""
+        loaded = self._loaded
+        if loaded is not None and isinstance(loaded.generator, RankGroup) and not loaded.generator.is_whole():
+            return frozenset()
+        return frozenset(self._sessions)
+
     def _apply_pending(self, loaded: _Loaded) -> tuple[Applied, ...]:
         """Put the waiting setting in force; where that fails the old one stays and the reason is told."""
         if self._pending is None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -150,9 +150,14 @@ class RankGroup:
         """Of the other ranks."""
         return tuple(process.pid for process, _ in self._workers if process.pid is not None)
 
+    def is_whole(self) -> bool:
+        """Whether no rank ended by itself; from any thread."""
+        return not wait([process.sentinel for process, _ in self._workers], timeout=0)
+
     def stop(self) -> None:
         """End the other ranks, whatever state they are in."""
-        for process, connection in self._workers:
+        workers, self._workers = self._workers, []
+        for process, connection in workers:
             with suppress(OSError):
                 connection.send(None)
             connection.close()
@@ -160,7 +165,6 @@ class RankGroup:
             if process.is_alive():
                 process.kill()
                 process.join()
-        self._workers = []
         self._folder.cleanup()
 
     def reload(self, checkpoint: str, precisions: tuple[LinearPrecision, ...]) -> None:

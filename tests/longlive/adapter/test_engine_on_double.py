@@ -265,7 +265,9 @@ def test_what_a_quantised_cache_lost_of_a_chunk_is_measured_from_what_was_writte
     engine.open(SessionSpec(session_id="a", prompt="a cat"))
     quant = importlib.import_module("utils.quant")
     for number in range(4):
-        found = engine.step("a").report.kv_signal_to_noise_db
+        result = engine.step("a")
+        found = result.report.kv_signal_to_noise_db
+        assert not result.kv_unreadable
         clip_state = engine._clip
         assert clip_state is not None and clip_state.first is not None
         latents = (clip_state.recent[-1] if number else clip_state.first).latents
@@ -314,10 +316,13 @@ def test_a_cache_that_cannot_be_read_back_costs_the_figure_and_not_the_clip(
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(engine._driver.hooks._fidelity, "_dequantise", fail)  # type: ignore[union-attr]
-    assert [engine.step("a").report.kv_signal_to_noise_db for _ in range(2)] == [None, None]
+    results = [engine.step("a") for _ in range(2)]
+    assert [(one.report.kv_signal_to_noise_db, one.kv_unreadable) for one in results] == [(None, True)] * 2
     (told,) = caplog.records
     assert told.levelname == "ERROR" and "None from now on" in told.getMessage()
     assert "RuntimeError: no such kernel" in caplog.text, "the whole error, and once"
+    engine.apply(nvfp4(kv="bf16"), 1)
+    assert not engine.step("a").kv_unreadable, "nothing is quantised"
 
 
 def test_a_compiled_generator_is_not_looked_into(make_engine: Make) -> None:

@@ -24,7 +24,7 @@ from controld.store.sqlite import SqliteStore
 from dataplanes.agent import AgentTiming, VideoAgent
 from dataplanes.longlive.adapter.worker_engine import WorkerDiedError, WorkerEngine
 from dataplanes.longlive.agent import SteeredEngine, engine_identity
-from dataplanes.longlive.engine import LoadSpec, SessionSpec
+from dataplanes.longlive.engine import EngineError, LoadSpec, SessionSpec
 
 from .conftest import nvfp4, setting
 
@@ -45,9 +45,10 @@ async def eventually(condition: Callable[[], bool], what: str) -> None:
 class House:
     """A fleet server without a planner: settings are published by the test, and what the engine says is kept."""
 
-    def __init__(self, store: SqliteStore, worker: WorkerEngine) -> None:
+    def __init__(self, store: SqliteStore, worker: WorkerEngine, initial: Configuration = BASE) -> None:
         self.fleet = FleetServer(store, on_applied=self._on_applied, on_chunks=self._on_chunks)
         self.worker = worker
+        self.initial = initial
         self.applied: list[Applied] = []
         self.chunks: list[ChunkReport] = []
         # An engine is used from one thread, and that is not the server's.
@@ -58,7 +59,7 @@ class House:
         found = await self.call(self.worker.capabilities)
         identity = engine_identity(found, deployment="video", agent_id="e0", model_name="double", model_fingerprint="m")
         timing = AgentTiming(telemetry_interval_s=0.05, backoff_first_s=0.02, backoff_max_s=0.1)
-        self.agent = VideoAgent(identity, address, initial=BASE, timing=timing)
+        self.agent = VideoAgent(identity, address, initial=self.initial, timing=timing)
         self.steered = SteeredEngine(self.worker, self.agent)
         self.agent.start()
         self.agent.attached()
@@ -78,13 +79,20 @@ class House:
         return version
 
     async def begin(self, session_id: str) -> None:
-        await self.call(self.steered.load, LoadSpec(checkpoint="", setting=BASE))
+        await self.call(self.steered.load, LoadSpec(checkpoint="", setting=self.initial))
+        await self.open(session_id)
+
+    async def open(self, session_id: str) -> None:
         await self.call(self.steered.open, SessionSpec(session_id=session_id, prompt="a cat", service_class="live"))
 
     def state(self) -> tuple[str, dict[str, int]]:
         (session,) = self.fleet.sessions()
         engine = session.telemetry.engine if session.telemetry is not None else None
         return ("", {}) if engine is None else (engine.setting_id, dict(engine.sessions))
+
+    def counters(self) -> dict[str, int]:
+        (session,) = self.fleet.sessions()
+        return {} if session.telemetry is None else dict(session.telemetry.counters)
 
     async def _on_applied(self, _session: Any, answer: Applied) -> None:
         self.applied.append(answer)
@@ -148,3 +156,47 @@ async def test_settings_arrive_between_chunks_and_a_killed_worker_is_loaded_agai
     assert last.transition is Transition.RELOAD, "weights and cache changed together"
     await eventually(lambda: house.state() == (nvfp4(window=24).config_id, {"live": 1}), "the newest is in force")
     assert len(await house.call(house.steered.close, "b")) == 0
+
+
+@pytest.fixture
+async def small_house(tmp_path: Path, make_worker: Callable[..., WorkerEngine]) -> AsyncIterator[House]:
+    store = await SqliteStore.open(tmp_path / "state")
+    # Two ranks have room for no session called a.
+    worker = make_worker(factory="small_engine:make", keywords={"fault": "full"})
+    made = House(store, worker, Configuration({"steps": 4, "ranks": 1}))
+    await made.start(f"unix://{tmp_path}/fleet.sock")
+    yield made
+    await made.stop()
+    await store.close()
+
+
+async def test_a_clip_that_a_restart_lost_is_told_at_once_and_its_owner_when_it_asks(small_house: House) -> None:
+    house, two = small_house, Configuration({"steps": 4, "ranks": 2})
+    await house.begin("a")
+    await house.open("b")
+    await eventually(lambda: house.state()[1] == {"live": 2}, "both are told")
+    await house.want(two)
+    await house.call(house.steered.step, "b")
+    await eventually(lambda: house.state() == (two.config_id, {"live": 1}), "one is left, though nobody asked for a")
+    await eventually(lambda: house.counters().get("sessions_lost") == 1 and bool(house.chunks), "it is counted")
+    assert house.chunks[0].sessions == 1
+    with pytest.raises(EngineError, match="no memory for another cache"):
+        await house.call(house.steered.step, "a")
+    await house.call(house.steered.step, "b")
+    await eventually(lambda: len(house.chunks) == 2, "the other one goes on")
+    assert (house.state()[1], house.counters()["sessions_lost"]) == ({"live": 1}, 1)
+
+
+async def test_clips_of_a_worker_that_died_while_nobody_called_it_are_told_at_once(small_house: House) -> None:
+    house = small_house
+    await house.begin("a")
+    await house.open("b")
+    await eventually(lambda: house.state()[1] == {"live": 2}, "both are told")
+    assert house.worker.worker_pid is not None
+    os.kill(house.worker.worker_pid, signal.SIGKILL)
+    await eventually(lambda: house.state()[1] == {}, "none is left")
+    with pytest.raises(WorkerDiedError, match="lost sessions: a, b"):
+        await house.call(house.steered.step, "b")
+    await eventually(lambda: house.counters().get("sessions_lost") == 2, "they are counted")
+    with pytest.raises(WorkerDiedError, match="session a was lost with its worker"):
+        await house.call(house.steered.step, "a")

@@ -58,6 +58,25 @@ def is_gone(pid: int) -> bool:
     return False
 
 
+def seen_meanwhile(engine: WorkerEngine, call: Callable[[], object]) -> set[frozenset[str]]:
+    """What another thread is told of the open sessions while a call is under way."""
+    seen: set[frozenset[str]] = set()
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(0.001):
+            seen.add(engine.sessions())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        call()
+    finally:
+        is_over.set()
+        looking.join()
+    return seen
+
+
 def test_an_engine_in_a_worker_is_the_engine(make_worker: Make) -> None:
     engine = small(make_worker)
     found = engine.capabilities()
@@ -113,6 +132,46 @@ def test_a_worker_killed_mid_chunk_is_told_with_its_sessions_and_a_load_starts_a
     assert engine.lost_sessions == ()
     engine.open(SessionSpec(session_id="a", prompt="x"))
     assert len(engine.step("a").frames) == 2
+
+
+def test_sessions_of_a_worker_that_died_while_nobody_called_it_are_not_open_any_more(make_worker: Make) -> None:
+    engine = small(make_worker)
+    engine.load(SPEC)
+    for name in ("a", "b"):
+        engine.open(SessionSpec(session_id=name, prompt="x"))
+    assert engine.sessions() == {"a", "b"}
+    engine.kill()
+    limit = time.monotonic() + 10
+    while engine.sessions():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    with pytest.raises(WorkerDiedError, match="lost sessions: a, b"):
+        engine.step("a")
+    with pytest.raises(WorkerDiedError, match="session b was lost with its worker"):
+        engine.step("b")
+    assert engine.sessions() == frozenset()
+
+
+def test_sessions_that_a_load_gives_up_do_not_come_back_while_the_next_worker_starts(make_worker: Make) -> None:
+    engine = small(make_worker)
+    engine.load(SPEC)
+    engine.open(SessionSpec(session_id="a", prompt="x"))
+    os.kill(engine.worker_pid or 0, signal.SIGKILL)
+    limit = time.monotonic() + 10
+    while engine.sessions():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    assert seen_meanwhile(engine, lambda: engine.load(SPEC)) == {frozenset()}
+
+
+def test_sessions_stay_open_over_a_restart(make_worker: Make) -> None:
+    engine = small(make_worker)
+    engine.load(SPEC)
+    engine.open(SessionSpec(session_id="a", prompt="x"))
+    engine.apply(TWO, 1)
+    before = engine.worker_pid
+    assert seen_meanwhile(engine, lambda: engine.step("a")) == {frozenset({"a"})}
+    assert engine.worker_pid != before
 
 
 def test_a_worker_that_ends_by_itself_is_told_with_what_it_last_printed(make_worker: Make) -> None:
@@ -337,6 +396,7 @@ def test_a_session_that_another_one_s_step_lost_in_a_restart_is_told_why_when_it
         engine.open(SessionSpec(session_id=name, prompt="x"))
     engine.apply(TWO, 3)
     assert [one.version for one in engine.step("b").applied] == [3]
+    assert engine.sessions() == {"b"}, "before anybody asks for it"
     with pytest.raises(EngineError) as caught:
         ask(engine)
     assert (caught.value.code, caught.value.applied) == (code, ())

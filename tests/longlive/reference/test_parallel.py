@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -108,7 +109,12 @@ def test_a_rank_that_dies_is_told_and_the_engine_loads_again() -> None:
         engine.step("a")
         assert engine._loaded is not None
         (other,) = engine._loaded.generator.process_ids  # type: ignore[union-attr]
+        assert engine.sessions() == {"a"}
         os.kill(other, signal.SIGKILL)
+        limit_s = time.monotonic() + 10
+        while engine.sessions():
+            assert time.monotonic() < limit_s, "told before anybody calls the engine"
+            time.sleep(0.01)
         with pytest.raises(EngineError) as caught:
             engine.step("a")
         assert caught.value.code == "engine.worker_died"

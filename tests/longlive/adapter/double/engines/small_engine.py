@@ -138,6 +138,9 @@ class SmallEngine:
             raise EngineError("the decoder failed", code="engine.decoder_failed")
         return torch.full((1, 1, 1, 3), 255, dtype=torch.uint8)
 
+    def sessions(self) -> frozenset[str]:
+        return frozenset(self._sessions)
+
     def _fail(self) -> None:
         if self._fault == "raise":
             raise ValueError("a bug in the engine's own code")
