@@ -114,7 +114,8 @@ def test_streams_do_not_depend_on_the_processor(bench, monkeypatch, tmp_path) ->
 
 
 def test_predictions_do_not_depend_on_the_processor(bench, monkeypatch, tmp_path) -> None:
-    codec = KVCodec(bench.configuration(0.14), bench.layout(), artefacts=bench.artefacts)
+    step = 0.14
+    codec = KVCodec(bench.configuration(step), bench.layout(), artefacts=bench.artefacts)
     planes = bench.planes(300)
     frame = codec.encode(planes, first_token=0)
     decoded = decode_frame(frame, artefacts=bench.artefacts).planes
@@ -122,8 +123,11 @@ def test_predictions_do_not_depend_on_the_processor(bench, monkeypatch, tmp_path
     functions = ("kv_predictive_encode", "kv_predictive_decode")
     plain = _plain_build("predictive.c", ours, functions, tmp_path)
     monkeypatch.setattr(predictive_kernels, "load_predictive_library", lambda: plain)
-    # No fused multiply-add there: a last bit may differ, and with it one unit of a prediction's inputs.
-    assert torch.allclose(decode_frame(frame, artefacts=bench.artefacts).planes, decoded, atol=2e-3)
+    # No fused multiply-add there: a last bit may differ, and with it one unit of a prediction's inputs. Which tokens
+    # that happens to depends on the processor, and even there it is far less than a step.
+    off = (decode_frame(frame, artefacts=bench.artefacts).planes - decoded).abs().amax(dim=(0, 2, 3))
+    assert (off > 1e-4).float().mean() < 0.02
+    assert off.max() < step / 4
     assert abs(len(codec.encode(planes, first_token=0)) - len(frame)) < 0.01 * len(frame)
 
 
