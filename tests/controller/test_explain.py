@@ -160,10 +160,10 @@ def test_a_cell_matches_the_published_tables(table: TablePlan) -> None:
 
 
 def test_explaining_is_quick(table: TablePlan) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     for cell in range(5):
         explain_cell(table, cell * 100)
-    assert (time.perf_counter() - start) / 5 < 0.05
+    assert (time.process_time() - start) / 5 < 0.05
 
 
 def random_table(rng: random.Random, profile: Build, request_for: Build) -> TablePlan:

@@ -235,6 +235,6 @@ def test_eight_classes_of_four_tenants_are_decided_in_seconds(profile: Build, re
         )
         for number in range(8)
     )
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     decide([request_for(*arms, goals=eight)], knob=SHARED_LINK)
-    assert time.perf_counter() - began_s < 20.0
+    assert time.process_time() - began_s < 20.0
