@@ -18,7 +18,7 @@ from dataplanes.sglang.demo.daemon import Daemon, DaemonError
 pytest.importorskip("botorch")
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 BUDGET = 21
 """Twenty trials fill the space, the last is chosen by the model."""
 REQUEST: dict[str, Any] = {

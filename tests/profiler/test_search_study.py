@@ -21,7 +21,7 @@ from dataplanes.sglang.demo.policies import policy_text
 pytest.importorskip("botorch")
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 90.0
+PATIENCE_S = 300.0
 BUDGET = 22
 """Twenty trials fill the space, the last two are chosen by the model."""
 REQUEST: dict[str, Any] = {
