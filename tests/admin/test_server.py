@@ -437,7 +437,7 @@ async def test_a_silent_stream_says_that_it_is_alive_and_a_reader_may_leave(tmp_
     async with (
         aiohttp.ClientSession("http://x", connector=aiohttp.UnixConnector(str(tmp_path / "s"))) as client,
         client.get("/") as response,
-        asyncio.timeout(5),
+        asyncio.timeout(30),
     ):
         assert await response.content.readline() == b'data: {"number": 1}\n'
         while not (line := await response.content.readline()).startswith(b":"):
@@ -446,7 +446,7 @@ async def test_a_silent_stream_says_that_it_is_alive_and_a_reader_may_leave(tmp_
         while not (line := await response.content.readline()).startswith(b"data"):
             assert line in (b"\n", b": still here\n")
         assert line == b'data: {"number": 2}\n'
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await closed.wait()
     await runner.cleanup()
 

@@ -22,7 +22,8 @@ from controld.contract.rpc.convert import PROTOCOL_VERSION, resource_to_proto
 from controld.contract.snapshot import ClassRules, Resource, TenantShare
 from dataplanes.agent import Agent, AgentIdentity, AgentTiming
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
+"""A busy machine may need some of it."""
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -70,6 +71,9 @@ class Daemon(fleet_pb2_grpc.FleetServicer):
         self.welcome: pb.ControlMessage | None = pb.ControlMessage(
             welcome=pb.Welcome(protocol_version=PROTOCOL_VERSION, server_id="scripted")
         )
+        self.greeting: list[pb.ControlMessage] = []
+        """What follows the welcome at once."""
+
         self.streams: list[Stream] = []
         self._server: grpc.Server | None = None
 
@@ -105,6 +109,7 @@ class Daemon(fleet_pb2_grpc.FleetServicer):
         self.streams.append(stream)
         if self.welcome is not None:
             yield self.welcome
+        yield from self.greeting
         while (message := stream.to_send.get()) is not Stream.END:
             yield message
 

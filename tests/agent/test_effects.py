@@ -34,7 +34,7 @@ def test_a_lone_effect_does_not_wait_long(daemon, make_agent, make_effect):
     began_s = time.monotonic()
     agent.report(make_effect())
     stream.wait_for("effects")
-    assert time.monotonic() - began_s < 3.0
+    assert time.monotonic() - began_s < 5.0, "on a busy machine too"
 
 
 def test_what_is_not_acknowledged_comes_again_and_what_is_does_not(daemon, make_agent, make_effect, until):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,8 @@ import longlive_windows  # noqa: E402
 from longlive_decoding import Film  # noqa: E402
 from longlive_front import Point, front  # noqa: E402
 from longlive_quality import Difference  # noqa: E402
+
+torch.set_num_threads(1)
 
 
 def film(
@@ -160,12 +163,13 @@ def test_the_last_line_has_what_was_measured() -> None:
 
 @pytest.mark.slow
 def test_a_slow_decoder_holds_denoising_back() -> None:
-    found = longlive_decoding.film("async", 12, "untrained", slow_decoder=True)
-    assert max(found.ahead) == 2, "one that is decoded and one that waits"
-    batch = longlive_decoding.film("batch", 12, "untrained", slow_decoder=True)
-    assert batch.ahead == tuple(range(1, 13))
-    assert batch.vae_s is None
-    assert batch.closing_s > batch.dit_s
+    # More than once, for a busy machine may hold up the denoising instead.
+    found = [longlive_decoding.film("async", 12, "untrained", slow_decoder=True) for _ in range(3)]
+    assert max(max(one.ahead) for one in found) == 2, "one that is decoded and one that waits"
+    batch = [longlive_decoding.film("batch", 12, "untrained", slow_decoder=True) for _ in range(3)]
+    assert {one.ahead for one in batch} == {tuple(range(1, 13))}
+    assert {one.vae_s for one in batch} == {None}
+    assert min(one.closing_s for one in batch) > min(one.dit_s for one in batch)
 
 
 @pytest.mark.slow

@@ -41,13 +41,13 @@ class Serving:
     def kill(self) -> None:
         assert self._process is not None
         self._process.kill()
-        self._process.join(20)
+        self._process.join(60)
 
     def stop(self) -> None:
         """Raises: AssertionError when it did not end well on SIGTERM."""
         assert self._process is not None
         self._process.terminate()
-        self._process.join(20)
+        self._process.join(60)
         status = self._process.exitcode
         self.kill()
         assert status == 0

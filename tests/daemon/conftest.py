@@ -38,7 +38,7 @@ class SystemdStandIn:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
 
-    def receive(self, timeout_s: float = 10.0) -> dict[str, str]:
+    def receive(self, timeout_s: float = 60.0) -> dict[str, str]:
         """The next datagram as fields."""
         self._socket.settimeout(timeout_s)
         lines = self._socket.recv(4096).decode().split("\n")

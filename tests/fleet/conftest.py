@@ -21,7 +21,8 @@ from controld.contract.snapshot import ClassRules, Resource
 from controld.fleet import FleetServer, FleetSettings, Selector
 from controld.store.sqlite import SqliteStore
 
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
+"""A busy machine may need some of it."""
 
 
 class Heard:

@@ -176,7 +176,7 @@ async def test_nothing_is_acknowledged_until_the_disk_has_room_again(monkeypatch
     )
     intake.offer(pb.EffectReport(effects=[effect(1), effect(2, wire_s=math.nan)]))
     task = asyncio.create_task(intake.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not acked:
             await asyncio.sleep(0.001)
     assert acked == [2] and disk.batches == [(1,)]

@@ -270,15 +270,13 @@ async def test_the_socket_of_a_killed_daemon_is_replaced(store, tmp_path) -> Non
 
 
 async def test_a_slow_daemon_callback_does_not_delay_the_welcome(start_server, connect, heard, monkeypatch) -> None:
-    may_end, ended = asyncio.Event(), asyncio.Event()
+    released = asyncio.Event()
 
     async def slow(_session: object) -> None:
-        await may_end.wait()
-        ended.set()
+        await released.wait()
 
     monkeypatch.setattr(heard, "on_session", slow)
     _, address = await start_server()
     agent = await connect(address=address)
     await agent.expect("welcome")
-    may_end.set()
-    await asyncio.wait_for(ended.wait(), 20.0)
+    released.set()

@@ -277,8 +277,14 @@ async def test_a_lease_is_renewed_for_the_version_in_use(
         assert message[0] == "lease_renewal"
     await agent.nack(message[1])
     await eventually(lambda: fleet.sessions()[0].degraded)
-    for _ in range(3):
-        assert (await agent.expect("lease_renewal")).version == 1, "what it kept stays good while it refuses the new"
+    renewed: list[int] = []
+    while len(renewed) < 3:
+        kind, message = await agent.receive()
+        if kind == "snapshot":  # tried again, after about a second
+            await agent.nack(message)
+        else:
+            renewed.append(message.version)
+    assert renewed == [1] * 3, "what it kept stays good while it refuses the new"
 
 
 async def test_a_stream_that_replaces_a_lingering_one_gets_everything(

@@ -71,7 +71,7 @@ async def test_garbage_bytes_end_only_their_stream(server, connect, eventually, 
         await later.write(good.hello("bad").SerializeToString())
         assert pb.ControlMessage.FromString(await later.read()).HasField("welcome")
         await later.write(b"\x0a\xff\xff\xff\xff")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await later.read() is grpc.aio.EOF
     assert fleet.tally.labelled()["messages_malformed", ""] == 1
     await eventually(lambda: [s.agent_id for s in fleet.sessions()] == ["good"])
@@ -91,7 +91,7 @@ async def test_a_message_above_the_limit_ends_only_its_stream(server, connect, e
         assert pb.ControlMessage.FromString(await call.read()).HasField("welcome")
         with contextlib.suppress(grpc.aio.AioRpcError):
             await call.write(huge)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     await eventually(lambda: [s.agent_id for s in fleet.sessions()] == ["good"])
     await good.telemetry(attached=True)
@@ -113,7 +113,7 @@ async def test_stopping_with_streams_in_every_state_ends_in_time(start_server, c
     greeted = await connect("a", address=address)
     await greeted.expect("welcome")
     await fleet.publish(selector, resources, policy_generation=1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await fleet.stop(0.5)
     assert fleet.sessions() == ()
     assert silent.call is not None

@@ -33,7 +33,7 @@ from dataplanes.longlive.agent import SteeredEngine, engine_identity
 from dataplanes.longlive.engine import EngineError, LoadSpec, SessionSpec
 
 SELECTOR = Selector("longlive", "video")
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 POLICY = """\
 apiVersion: controld/v1
 kind: Policy

@@ -40,7 +40,7 @@ BEST = Configuration({"kv": "bf16", "steps": 4, "vae": "async"})
 SMALL = Configuration({"kv": "nvfp4", "steps": 4, "vae": "async"})
 
 
-def wait_until(condition: Callable[[], bool], what: str, patience_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, patience_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline_s, f"waited in vain until {what}"

@@ -186,7 +186,7 @@ async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.02)
 

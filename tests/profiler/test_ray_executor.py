@@ -27,7 +27,7 @@ from dataplanes.sglang.profiler.__main__ import main
 from dataplanes.sglang.profiler.ray_executor import BenchSettings, Cluster, RayExecutorError, RayResources, RaySlot
 from dataplanes.sglang.profiler.trial import TimingPlan, TrialRunner
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 SMALL: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
 LENGTHS = tuple(range(64, 512, 16))
 """Enough for a trial to be in the middle of for seconds."""
@@ -270,25 +270,47 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     await made.store.close()
 
 
+class Front:
+    """The profiler with a Ray of its own, started again where Ray's node was too slow (see `start_cluster`)."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self._command = command
+        self._log = log
+        self._starts = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._starts += 1
+        with self._log.open("wb") as log:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
+
+    def keep_up(self) -> None:
+        if self.process.poll() is not None:
+            assert self._starts < 3 and "timed out" in self._log.read_text(), self._log.read_text()
+            self._start()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        assert self.process.wait(PATIENCE_S) == 0, self._log.read_text()
+
+
 @pytest.fixture
-def front(tmp_path: Path, tiny_model_dir: Path, texts_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
+def front(tmp_path: Path, tiny_model_dir: Path, texts_dir: Path) -> Iterator[Front]:
     command = [sys.executable, "-m", "dataplanes.sglang.profiler", "--model", str(tiny_model_dir)]
     command += ["--texts", str(texts_dir), "--address", f"unix://{tmp_path}/fleet.sock", "--agent-id", "r"]
     command += ["--page-tokens", "16", "--frame-bytes", "32768"]
     command += ["--executor", "ray", "--ray-address", "local", "--trials-at-once", "2"]
-    with (tmp_path / "front.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    yield process
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0, (tmp_path / "front.log").read_text()
+    made = Front(command, tmp_path / "front.log")
+    yield made
+    made.stop()
 
 
 @pytest.mark.slow
-async def test_a_study_on_ray_survives_the_death_of_a_worker(house: House, front: subprocess.Popen[bytes]) -> None:
+async def test_a_study_on_ray_survives_the_death_of_a_worker(house: House, front: Front) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while len(house.fleet.sessions()) < 2:
-            assert front.poll() is None
+            front.keep_up()
             await asyncio.sleep(0.1)
     assert sorted(session.agent_id for session in house.fleet.sessions()) == ["r-0", "r-1"]
     study = await house.service.begin(
@@ -306,7 +328,7 @@ async def test_a_study_on_ray_survives_the_death_of_a_worker(house: House, front
                 and all(any(trial["agent"] == agent for trial in state["trials"]) for agent in ("r-0", "r-1"))
             ):
                 killed = True
-                os.kill(min(actor_processes(front.pid)), signal.SIGKILL)
+                os.kill(min(actor_processes(front.process.pid)), signal.SIGKILL)
             if state["state"] == "finished":
                 break
     assert killed

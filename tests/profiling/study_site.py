@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from dataplanes.sglang.demo.daemon import Daemon
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 
 def wait_until(condition: Callable[[], Any], what: str) -> Any:

@@ -402,7 +402,7 @@ async def test_events_begin_with_the_present_and_end_with_the_study(bench: Any) 
     follower = asyncio.create_task(follow())
     await asyncio.sleep(0)
     await bench.answer_all()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await follower
     assert seen[0]["trials_done"] == 0
     assert seen[-1]["state"] == "finished"
@@ -493,7 +493,7 @@ async def test_a_study_is_cancelled_with_all_its_trials_or_goes_on(bench: Any) -
 async def test_the_service_gives_out_work_by_itself(bench: Any) -> None:
     await bench.service.start()
     await bench.service.begin(REQUEST)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not bench.fleet.requests:
             await asyncio.sleep(0.01)
     await bench.service.stop()

@@ -84,7 +84,7 @@ def ends_within(pid: int, seconds: float) -> bool:
 def test_stop_ends_the_server_and_its_children(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     server = start(tmp_path, *arguments)
     try:
-        wait_until_ready([server], deadline_s=20)
+        wait_until_ready([server], deadline_s=120)
         child = child_pid(server)
         assert is_alive(child)
         assert server.ready_after_s is not None
@@ -98,7 +98,7 @@ def test_stop_ends_the_server_and_its_children(tmp_path: Path, arguments: tuple[
 def test_a_server_that_dies_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     server = start(tmp_path, program="print('the reason'); raise SystemExit(3)")
     with pytest.raises(LaunchError, match=r"small ended with status 3(.|\n)*the reason") as caught:
-        wait_until_ready([server], deadline_s=20)
+        wait_until_ready([server], deadline_s=120)
     assert caught.value.code == "launcher.server_died"
     server.stop()
 
@@ -106,6 +106,9 @@ def test_a_server_that_dies_is_reported_with_the_end_of_its_log(tmp_path: Path) 
 def test_a_server_that_is_never_ready_is_reported_when_time_is_up(tmp_path: Path) -> None:
     server = start(tmp_path, program="import time; print('still loading', flush=True); time.sleep(300)")
     try:
+        limit = time.monotonic() + 60
+        while not server.log_file.read_text() and time.monotonic() < limit:
+            time.sleep(0.01)
         with pytest.raises(LaunchError, match=r"not ready within 1 s(.|\n)*still loading") as caught:
             wait_until_ready([server], deadline_s=1)
     finally:
@@ -130,7 +133,7 @@ def test_a_server_dies_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     process.kill()
     process.wait()
     process.stdout.close()
-    assert ends_within(server_pid, 5)
+    assert ends_within(server_pid, 60)
 
 
 @pytest.fixture
@@ -219,6 +222,8 @@ class FakeStream(ThreadingHTTPServer):
         self.status = 200
         self.seen: dict[str, object] = {}
         self.delay_s = 0.0
+        """Between the first event and the second."""
+
         super().__init__(("127.0.0.1", 0), FakeHandler)
 
 
@@ -233,7 +238,8 @@ class FakeHandler(BaseHTTPRequestHandler):
         for event in self.server.events:
             self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
             self.wfile.flush()
-            time.sleep(self.server.delay_s)
+            if event is self.server.events[0]:
+                time.sleep(self.server.delay_s)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -256,17 +262,17 @@ def event(tokens: list[int], completed: int, *, finished: object = None) -> dict
 
 
 def client_of(stream: FakeStream) -> SglangClient:
-    return SglangClient("127.0.0.1", stream.server_address[1], timeout_s=5)
+    return SglangClient("127.0.0.1", stream.server_address[1], timeout_s=60)
 
 
 @pytest.mark.parametrize("cumulative", [True, False], ids=["all tokens so far", "only the new tokens"])
 def test_tokens_are_collected_and_times_measured(stream: FakeStream, cumulative: bool) -> None:
-    stream.delay_s = 0.3
+    stream.delay_s = 0.5  # far more than the first token takes
     second, third = ([7, 8], [7, 8, 9]) if cumulative else ([8], [9])
     stream.events = [event([7], 1), event(second, 2), event(third, 3, finished={"type": "length"})]
     answer = client_of(stream).generate([1, 2, 3], max_new_tokens=3, extra_key="class=chat", priority=2)
     assert answer.token_ids == (7, 8, 9)
-    assert 0 < answer.ttft_s < 0.3 < answer.jct_s
+    assert 0 < answer.ttft_s < 0.45 < answer.jct_s
     assert stream.seen["extra_key"] == "class=chat"
     assert stream.seen["priority"] == 2
     assert stream.seen["input_ids"] == [1, 2, 3]

@@ -50,19 +50,19 @@ class Traffic:
         self._sender.kill()
         self._sender.wait()
 
-    def share_of(self, rate_bits_per_s: float, *, enough: float, measure_s: float) -> float:
-        """Payload over the nominal rate: the best of a few turns, for other work on the machine holds traffic back.
+    def payload_bits_per_s(self, low: float, high: float, *, measure_s: float) -> float:
+        """The rate of the first window in which it is within these limits, else that of the last of ten.
 
-        What the bucket and the socket buffers held is let through first; no turn may be quicker than the link.
+        On a busy machine windows lack what was held up, or have what was held up before; a link that is not held to its
+        rate, or to another one, is wrong in all of them.
         """
-        self._receive(1.0)
-        best = 0.0
-        for _ in range(5):
+        self._receive(1.0)  # what the bucket and the socket buffers held
+        for _ in range(10):
             received, seconds = self._receive(measure_s)
-            best = max(best, received * 8 / seconds / rate_bits_per_s)
-            if best >= enough:
+            rate = received * 8 / seconds
+            if low <= rate <= high:
                 break
-        return best
+        return rate
 
     def _receive(self, seconds: float) -> tuple[int, float]:
         received, started = 0, time.perf_counter()
@@ -77,8 +77,8 @@ class Traffic:
 def test_payload_rate_is_within_a_tenth_of_nominal(rate_mbit: int) -> None:
     nominal = rate_mbit * 1_000_000
     with ShapedLink(nominal) as link, Traffic(link) as traffic:
-        measured = traffic.share_of(nominal, enough=0.9, measure_s=2.0)
-    assert measured == pytest.approx(1, abs=0.10)
+        measured = traffic.payload_bits_per_s(0.9 * nominal, 1.1 * nominal, measure_s=2.0)
+    assert measured == pytest.approx(nominal, rel=0.10)
 
 
 @pytest.mark.root
@@ -86,13 +86,13 @@ def test_payload_rate_is_within_a_tenth_of_nominal(rate_mbit: int) -> None:
 def test_rate_changes_while_traffic_flows() -> None:
     phases = [LinkPhase("fast", 200_000_000), LinkPhase("slow", 20_000_000), LinkPhase("recovering", 200_000_000)]
     with ShapedLink(phases[0].rate_bits_per_s) as link, Traffic(link) as traffic:
-        measured = {
-            phase.name: traffic.share_of(phase.rate_bits_per_s, enough=0.85, measure_s=1.0)
-            for phase in link.follow(phases)
-        }
+        measured = {}
+        for phase in link.follow(phases):
+            rate = phase.rate_bits_per_s
+            measured[phase.name] = traffic.payload_bits_per_s(0.85 * rate, 1.1 * rate, measure_s=1.0) / rate
         assert link.rate_bits_per_s == 200_000_000
         assert link.sent_bytes() > 25_000_000
-    assert all(0.85 < share < 1.1 for share in measured.values()), measured
+    assert all(0.85 <= share <= 1.1 for share in measured.values()), measured
 
 
 @pytest.mark.root
@@ -141,7 +141,7 @@ def test_nothing_is_left_after_the_owner_is_killed(number: signal.Signals) -> No
     process.send_signal(number)
     process.wait()
     process.stdout.close()
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 60
     while device in device_names() and time.monotonic() < limit:
         time.sleep(0.05)
     assert device not in device_names()

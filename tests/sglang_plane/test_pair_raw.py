@@ -82,10 +82,11 @@ def test_greedy_tokens_equal_the_unsplit_server_s(
 def test_a_slow_link_is_seen_in_the_time_to_the_first_token(linked_pair: LinkedPair, prompts: list[list[int]]) -> None:
     client = linked_pair.pair.client()
     linked_pair.link.set_rate(1_000_000_000)
-    fast = client.generate(prompts[-1], max_new_tokens=2)
+    # More than once, for a busy machine may hold one up for as long as the slow link does.
+    fast_ttft_s = min(client.generate(prompts[-1], max_new_tokens=2).ttft_s for _ in range(3))
     linked_pair.link.set_rate(20_000_000)
     slow = client.generate(prompts[-1], max_new_tokens=2)
 
     wire_s = len(prompts[-1]) * KV_BYTES_PER_TOKEN * 8 / 20e6
-    assert slow.ttft_s > fast.ttft_s + 0.7 * wire_s
+    assert slow.ttft_s > fast_ttft_s + 0.7 * wire_s
     assert slow.ttft_s <= slow.jct_s

@@ -23,9 +23,10 @@ def contended(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, classes: Sequence[str], *, pages_each: int = 10, **how: Any
 ) -> list[str]:
     """Queue one transfer of each class while the worker is held up by the first; the classes as they were finished."""
-    gate, write = threading.Event(), rig.prefill.engine.batch_transfer_sync
+    holding, gate, write = threading.Event(), threading.Event(), rig.prefill.engine.batch_transfer_sync
 
     def held_up(*args: Any) -> int:
+        holding.set()
         gate.wait()
         return int(write(*args))
 
@@ -43,6 +44,7 @@ def contended(
             threads.append(threading.Thread(target=send, args=(pages, name)))
             threads[-1].start()
             wait_until(lambda: len(rig.prefill.agent.backlog) >= len(threads), "the transfer is queued")
+            wait_until(holding.is_set, "the worker is at the first one")
     finally:
         gate.set()
         for thread in threads:

@@ -174,7 +174,7 @@ async def test_a_second_daemon_is_refused_and_told_who_has_the_directory(tmp_pat
         "except StoreError as error: print(error.code, error)\n"
     )
     arguments = [sys.executable, "-c", script, str(tmp_path)]
-    second = subprocess.run(arguments, capture_output=True, text=True, timeout=30)
+    second = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
     assert second.stdout.startswith("store.locked") and str(os.getpid()) in second.stdout, second.stderr
     await store.posteriors.put([PosteriorRecord(key="k", version=0, document="")])
     await store.close()
@@ -219,7 +219,7 @@ def test_a_state_directory_that_cannot_be_written_is_said_so(tmp_path: Path) -> 
         if parent == tmp_path.parent.parent:
             break
     arguments = [sys.executable, "-c", script, str(target)]
-    outcome = subprocess.run(arguments, capture_output=True, text=True, timeout=30)
+    outcome = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
     assert outcome.stdout.strip() == "store.read_only", outcome.stderr
 
 
@@ -305,7 +305,7 @@ async def test_a_kill_at_any_step_of_a_start_or_a_recovery_leaves_a_usable_direc
         await filled(directory, backup=True)
         garbage(directory / DATABASE)
         arguments = [sys.executable, "-c", KILLED_AT_START, str(directory), str(step)]
-        outcome = subprocess.run(arguments, capture_output=True, text=True, timeout=30)
+        outcome = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
         store = await SqliteStore.open(directory)
         assert len(await store.posteriors.list()) in (0, 200)
         await store.close()

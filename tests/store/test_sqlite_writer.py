@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -68,11 +69,14 @@ async def test_wrong_sql_is_a_typed_error(store: SqliteStore) -> None:
 
 
 async def test_a_write_cancelled_before_its_turn_is_not_run(store: SqliteStore) -> None:
-    blocker = asyncio.create_task(store._access.write(lambda _: time.sleep(0.1)))
-    await asyncio.sleep(0.02)
+    begun, may_end = threading.Event(), threading.Event()
+    blocker = asyncio.create_task(store._access.write(lambda _: (begun.set(), may_end.wait(30))))
+    await asyncio.to_thread(begun.wait, 30)
     cancelled, kept = put(store, "cancelled"), put(store, "kept")
     await asyncio.sleep(0)
     cancelled.cancel()
+    await asyncio.wait({cancelled})
+    may_end.set()
     await asyncio.gather(blocker, kept)
     assert [r.key for r in await store.posteriors.list()] == ["kept"]
 
@@ -138,7 +142,7 @@ async def test_the_backup_is_a_whole_store(store: SqliteStore, tmp_path: Path) -
 
 async def test_the_backup_is_renewed_by_itself(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path / "other", backup_interval_s=0.02)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not (tmp_path / "other" / BACKUP).exists():
             await asyncio.sleep(0.01)
     await store.close()

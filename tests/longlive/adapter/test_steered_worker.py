@@ -31,7 +31,7 @@ from .conftest import nvfp4, setting
 pytestmark = pytest.mark.slow
 
 SELECTOR = Selector("longlive", "video")
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 BASE, EIGHT = setting(), setting(steps=8)
 
 
