@@ -26,6 +26,11 @@ MAX_SETTINGS = 4096
 _SWITCH_WEIGHT = 0.3
 _MACHINE_WEIGHT = 0.5
 """Of the newest chunk in the machine's level: it follows within two or three chunks, faster than a setting's own."""
+_SUDDEN_LOG = 0.4
+"""A chunk that is half as slow again as expected, or that much quicker. One is a stall, two in a row are a change."""
+_SETTLING_CHUNKS = 8
+"""What is sudden in the first chunks under a setting may be the setting; later it is the machine: the setting was there
+before."""
 
 
 _Stages = dict[VideoStage, LogRatioPosterior]
@@ -45,6 +50,8 @@ class EngineLessons:
         self._evidence: dict[str, SettingEvidence] = {}
         self._machine: dict[VideoStage, float] = {}
         self._seen: dict[VideoStage, int] = {}
+        self._sudden: dict[VideoStage, float] = {}
+        self._running = ("", 0)
         self._memory: dict[str, MemoryExcess] = {}
         self.switch_seconds: dict[Transition, float] = {}
         self.keeps_kv: dict[Transition, bool] = {}
@@ -106,19 +113,42 @@ class EngineLessons:
         """Tell what the machine does to every setting from what is a setting's own.
 
         The machine's level follows quickly, so that a setting that has not run for long is not taken to be as fast as
-        the machine was then; what stays when it has moved is the setting's.
+        the machine was then; what stays when it has moved is the setting's. Only their sum is seen while one setting
+        runs, so that what is put down to the wrong one stays there. A chunk that is suddenly slow therefore teaches
+        nothing unless the next one is, too; then it is the setting where that was changed just before and decoding is
+        as quick as ever, and else the machine. The first chunk under a setting says what the change cost (compiled
+        code, cold caches), and nothing else.
         """
+        running, made = self._running
+        made = made + 1 if running == profile.setting_id else 1
+        self._running = profile.setting_id, made
+        if made == 1:
+            return
         stages = self._stages.setdefault(profile.setting_id, {})
         priors = priors_of(profile, hardware)
-        for stage, ratio in log_ratios(profile, report, self._corrections(profile, hardware, now_unix_s)).items():
+        expected = self._corrections(profile, hardware, now_unix_s)
+        ratios = log_ratios(profile, report, expected)
+        surprises = {stage: ratio - expected[stage].mean_log for stage, ratio in ratios.items()}
+        slows_all = _is_sudden(*(surprises.get(stage, 0.0) for stage in (VideoStage.FORWARD, VideoStage.VAE)))
+        for stage, ratio in ratios.items():
             if stage is VideoStage.CHUNK and report.session_chunk == 0:
                 continue  # nothing overlaps a session's first chunk
             posterior = stages.get(stage) or LogRatioPosterior.fresh(priors[stage])
-            seen, level = self._seen.get(stage, 0), self._machine.get(stage, 0.0)
-            surprise = ratio - level - posterior.correction(now_unix_s).mean_log
-            level += max(_MACHINE_WEIGHT, 1.0 / (seen + 1)) * surprise
+            seen, level, surprise = self._seen.get(stage, 0), self._machine.get(stage, 0.0), surprises[stage]
+            # A level that rests on a few chunks is as likely to be wrong as the setting is.
+            is_the_machine = made > _SETTLING_CHUNKS or seen <= _SETTLING_CHUNKS or slows_all
+            before = self._sudden.get(stage, 0.0)
+            is_sudden = seen > 0 and _is_sudden(surprise)
+            self._sudden[stage] = surprise if is_sudden else 0.0
+            if is_sudden and before * surprise <= 0:
+                continue
+            if not is_sudden:
+                level += max(_MACHINE_WEIGHT, 1.0 / (seen + 1)) * surprise
+            elif is_the_machine:
+                level += math.copysign(min(abs(before), abs(surprise)), surprise)
             self._machine[stage], self._seen[stage] = level, seen + 1
-            stages[stage] = posterior.observe(ratio - level, now_unix_s)
+            if not (is_sudden and is_the_machine):
+                stages[stage] = posterior.observe(ratio - level, now_unix_s)
 
     def corrections(self, profiles: Iterable[VideoProfile], hardware: str, now_unix_s: float) -> dict[str, Corrections]:
         """What is known of each setting's times; of one that never ran, what the machine does to all."""
@@ -206,6 +236,11 @@ class EngineLessons:
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise FieldError("video_lessons", f"not what an engine taught: {error}") from error
         return lessons
+
+
+def _is_sudden(*surprises: float) -> bool:
+    """Whether all of these log ratios are far off, and on one side."""
+    return min(surprises) > _SUDDEN_LOG or max(surprises) < -_SUDDEN_LOG
 
 
 def _finite(value: float) -> float:
