@@ -72,6 +72,10 @@ def test_targets_become_si_units_and_what_is_left_out_is_no_target() -> None:
         ("max_quality_loss: 0.05", "pin: raw", '10:10: classes[0].pin: "raw" is no setting'),
         ("tiers: [video]", "tiers: [pd]", 'planes of kind longlive have no tier "pd" (tiers: video)'),
         ("drift: 0.5", "sample: 1%", "15:9: guard.sample: planes of kind longlive have no such key"),
+        ("max_quality_loss: 0.05", "learn: false", "10:5: classes[0].learn: planes of kind longlive have no such key"),
+        ("classes:", "links: {default: {rate: 1Gbit}}\nclasses:", "5:1: links: planes of kind longlive have no such key"),
+        ("classes:", "tenants: [{name: t, weight: 1, share: 10%}]\nclasses:",
+         "tenants[0].share: planes of kind longlive have no such key"),
         ("motion: 70%", "motion: 0.7", 'guard.motion: "0.7" has no unit (write 2%)'),
     ],
 )  # fmt: skip
