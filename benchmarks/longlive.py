@@ -13,7 +13,7 @@ bf16 are emulated: their bytes and losses are theirs, their times are not. `--qu
 and two ranks: its losses show that the benchmark runs, not which setting is better.
 
 The last line gives the asynchronous clip's time over max(DiT, VAE) of the same run, and the history's bytes in bf16
-over those in NVFP4.
+over those in NVFP4. It exits with 1 where ranks do not give one rank's bits, or the choice is not the published best.
 """
 
 from __future__ import annotations
@@ -120,6 +120,12 @@ def front_part(report: dict[str, Any], checkpoint: str, console: Console, plot_p
     console.print(f"plot: {plot_path}")
 
 
+def holds(report: dict[str, Any]) -> bool:
+    """Whether what must be so is: ranks give one rank's bits, and published figures their best setting."""
+    ranks, cases = report.get("ranks", ()), report.get("published_figures", ())
+    return all(row["float64_bits_equal"] for row in ranks) and all(case["is_expected"] for case in cases)
+
+
 def last_line(report: dict[str, Any]) -> str:
     """The two figures, as measured; `-` for a part that was left out."""
     limit = report["decoding"]["async_over_limit"] if "decoding" in report else None
@@ -181,7 +187,7 @@ def main() -> int:
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     console.print(f"{report['seconds']:.0f} s; written to {arguments.out}", highlight=False)
     print(last_line(report))
-    return 0
+    return 0 if holds(report) else 1
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ class VideoProfile:
         vae_s: seconds of decoding a chunk.
         frames_per_chunk: pixel frames.
         loss_mean: by how much the error rises against the reference setting, mean over segments: the reference engine's
-            is the squared distance of pixels to the nearest valid frame, over the shape's energy. None: never measured.
+            is the complement of Dice's coefficient with the nearest valid frame. None: never measured.
             Of a published profile in the publication's own unit, named in `provenance`.
         loss_se, loss_samples: standard error over segments, and how many there were.
         memory: None: not known.

@@ -10,7 +10,9 @@ _KV_CLASS_KEYS = {
     "max_quality_loss_nats": "write max_quality_loss: error above the reference setting's, in the profiles' unit",
     "slo": "write video: {fps: 24, first_frame: 2s}",
     "explore": "an engine has one setting at a time: nothing is tried on the side",
+    "learn": "chunks always teach: each one is measured anyway",
 }
+_LINK_TENANT_KEYS = ("share", "quota")
 _VIDEO_CLASS_KEYS = {
     "max_quality_loss": "write max_quality_loss_nats: mean KL per token",
     "video": "write slo: {ttft: 300ms}",
@@ -26,6 +28,8 @@ def check_kind(reading: Reading) -> None:
     if root is None or not isinstance(kind, Scalar) or kind.value not in list(PlaneKind):
         return
     is_video = kind.value == PlaneKind.LONGLIVE
+    if is_video:
+        _check_links(reading, root)
     classes = root.get("classes")
     for index, row in enumerate(classes.items if isinstance(classes, Sequence) else ()):
         if isinstance(row, Table):
@@ -37,6 +41,17 @@ def check_kind(reading: Reading) -> None:
     if is_video and isinstance(guard, Table):
         hint = "write drift: 0.5, motion: 70%"
         _refuse(reading, ("guard", "sample"), guard, hint, PlaneKind.LONGLIVE)
+
+
+def _check_links(reading: Reading, root: Table) -> None:
+    """Engines share no link, so there is none to describe and none to have a part of."""
+    _refuse(reading, ("links",), root, "leave it out: frames cross no link that is shared", PlaneKind.LONGLIVE)
+    tenants = root.get("tenants")
+    for index, row in enumerate(tenants.items if isinstance(tenants, Sequence) else ()):
+        if not isinstance(row, Table):
+            continue
+        for key in _LINK_TENANT_KEYS:
+            _refuse(reading, ("tenants", index, key), row, "leave it out: it is a part of a link", PlaneKind.LONGLIVE)
 
 
 def _check_class(reading: Reading, path: Path, row: Table, is_video: bool) -> None:

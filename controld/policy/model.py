@@ -99,8 +99,7 @@ class ServiceClass:
         explore_share: share of its transfers that may go to arms that are not the best known.
         pin: the one arm that it takes (`raw` or a configuration's id), within its quality limit; else None.
         max_quality_loss: of a video engine's class: by how much the error may rise against the reference setting, in
-            the unit of its profiles (the reference engine's: squared distance of pixels to the nearest valid frame over
-            the shape's energy); 0 means no loss at all.
+            the unit of its profiles (the reference engine's: the complement of Dice's coefficient); 0: no loss at all.
         video: targets of a video engine's class; None in any other.
     """
 
