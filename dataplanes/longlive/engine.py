@@ -23,9 +23,9 @@ class EngineError(ControldError):
 
     Args:
         message: what and why, naming the parameter.
-        code: `engine.refused`, `engine.out_of_memory`, `engine.not_finite`, `engine.worker_died`, `engine.stale`,
-            `engine.unknown_session`, `engine.not_loaded`, `engine.decoder_failed`, `engine.failed` (its own code or a
-            library raised).
+        code: `engine.refused`, `engine.already_loaded`, `engine.out_of_memory`, `engine.not_finite`,
+            `engine.worker_died`, `engine.stale`, `engine.unknown_session`, `engine.not_loaded`,
+            `engine.decoder_failed`, `engine.failed` (its own code or a library raised).
         hint: what can be done.
         applied: settings that took effect at the begin of the step that failed, oldest first; they stay in force.
     """
@@ -134,7 +134,8 @@ class VideoEngine(Protocol):
         """Load weights and warm up.
 
         Raises:
-            EngineError: the setting is refused, or memory does not suffice (the engine can load a smaller one then).
+            EngineError: something is loaded, which stays (`engine.already_loaded`: unload it first); the setting is
+                refused, or memory does not suffice (the engine can load a smaller one then).
         """
         ...
 

@@ -96,15 +96,15 @@ class LongLiveEngine:
         )
 
     def load(self, spec: LoadSpec) -> MemorySplit:
-        """Load weights and warm up; what was loaded before is freed first. See `VideoEngine.load`."""
+        """Load weights and warm up. See `VideoEngine.load`."""
+        if self._driver is not None:
+            raise EngineError("load: something is loaded already", code="engine.already_loaded", hint="unload it first")
         require(self._deployment, self._offer, spec.setting)
         folders = {str(one.file.parent) for one in self._deployment.checkpoints}
         if spec.checkpoint and spec.checkpoint not in folders | {str(one.file) for one in self._deployment.checkpoints}:
             raise EngineError(f"load.checkpoint: {spec.checkpoint} is not in the deployment", hint=f"one of {folders}")
         if spec.options:
             raise EngineError(f"load.options: {sorted(spec.options)} are unknown here")
-        if self._driver is not None:
-            self.unload()
         memory.limit(self._hardware.device, spec.memory_limit_bytes, self._hardware.memory_bytes)
         self._load(spec.setting)
         self._waiting, self._version = None, 0
@@ -263,14 +263,28 @@ class LongLiveEngine:
         except Exception as error:  # noqa: BLE001 - the edge to the checkout's code
             failure = _as_engine_error(error)
         del driver
-        if failure is not None:
+        if failure is None:
+            seconds = self._clock.monotonic_s() - started_s
+            self._transitions.learn(before, waiting.setting, seconds)
+            return (self._applied(waiting, plan.transition, seconds, keeps_kv=plan.keeps_kv),)
+        lost: EngineError | None = None
+        try:
             self._return_to(before, clip)
+        except Exception as error:  # noqa: BLE001 - the edge to the checkout's code
+            lost = _as_engine_error(error)
         seconds = self._clock.monotonic_s() - started_s
-        if failure is not None:
-            reasons = dict.fromkeys(changed(before, waiting.setting), str(failure))
-            return (self._applied(waiting, plan.transition, seconds, keeps_kv=False, refused=reasons),)
-        self._transitions.learn(before, waiting.setting, seconds)
-        return (self._applied(waiting, plan.transition, seconds, keeps_kv=plan.keeps_kv),)
+        reasons = dict.fromkeys(changed(before, waiting.setting), str(failure))
+        answer = self._applied(waiting, plan.transition, seconds, keeps_kv=False, refused=reasons, in_force=before)
+        if lost is not None:
+            self._free()
+            # The owner loads again and must not be led into the same setting at once, so it is answered.
+            raise EngineError(
+                f"neither the setting that was asked for ({failure}) nor the one before ({lost}) can be loaded",
+                code="engine.worker_died",
+                hint="load a smaller setting",
+                applied=(answer,),
+            )
+        return (answer,)
 
     def _applied(
         self,
@@ -280,11 +294,13 @@ class LongLiveEngine:
         *,
         keeps_kv: bool = True,
         refused: dict[str, str] | None = None,
+        in_force: Configuration | None = None,
     ) -> Applied:
         self._version = waiting.version
+        setting = self._loaded().setting if in_force is None else in_force
         return Applied(
             version=waiting.version,
-            setting_id=self._loaded().setting.config_id,
+            setting_id=setting.config_id,
             chunk=self._chunk,
             transition=transition,
             seconds=seconds,

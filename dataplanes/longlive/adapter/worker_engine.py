@@ -144,15 +144,19 @@ class WorkerEngine:
                 self._process = process
                 # A fresh engine counts its chunks from 0; ours go on.
                 self._chunks_before = self._chunk
-            self._forget_all()
-            self._spec = None
+                self._spec = None
             try:
                 held: MemorySplit = self._call("load", spec, deadline_s=self._settings.load_deadline_s)
             except EngineError as error:
+                if error.code == "engine.already_loaded":
+                    raise
+                self._spec = None
+                self._forget_all()
                 if error.code == "engine.out_of_memory":
                     # Whatever the engine could not free, ending its process does.
                     self._drop()
                 raise
+            self._forget_all()
             self._spec, self._setting = spec, spec.setting
             self._restart, self._queued, self._restarted, self.lost_sessions = None, None, None, ()
             self._version = 0
@@ -430,7 +434,9 @@ class WorkerEngine:
             # An engine that says so itself cannot go on in its process: a GPU's fault stays until the process ends.
             if error.code != "engine.worker_died":
                 raise
-            raise self._lose(error.message) from error
+            died = self._lose(error.message)
+            died.applied = getattr(error, "applied", ())
+            raise died from error
 
     def _lose(self, message: str) -> WorkerDiedError:
         """The worker is gone with its sessions; those of an earlier one stay lost until something is loaded."""

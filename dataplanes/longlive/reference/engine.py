@@ -123,7 +123,7 @@ class ReferenceEngine:
     def load(self, spec: LoadSpec) -> MemorySplit:
         """See `VideoEngine`. `spec.checkpoint` is `trained`, `untrained` or a folder; the option is `resident`."""
         if self._loaded is not None:
-            raise EngineError("load: something is loaded already", hint="unload it first")
+            raise EngineError("load: something is loaded already", code="engine.already_loaded", hint="unload it first")
         setting = find_offer().require(spec.setting)
         keeps_all = _keeps_all(spec.options)
         generator = self._build(spec.checkpoint, setting, keeps_all)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -25,11 +26,15 @@ def load_weights(module: nn.Module, path: Path) -> None:
     """Read a module's state, into its own dtype.
 
     Raises:
-        EngineError: the file is not there, or is of another module.
+        EngineError: the file is not there, is damaged, or is of another module.
     """
     if not path.is_file():
         raise EngineError(f"checkpoint: {path} does not exist", hint="give a folder with dit and vae .safetensors")
     try:
-        module.load_state_dict({name: value.to(torch.float32) for name, value in load_file(path).items()})
+        stored = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise EngineError(f"checkpoint: {path} cannot be read: {error}", hint="copy it again") from error
+    try:
+        module.load_state_dict({name: value.to(torch.float32) for name, value in stored.items()})
     except (RuntimeError, ValueError) as error:
         raise EngineError(f"checkpoint: {path} does not fit this engine: {error}") from error

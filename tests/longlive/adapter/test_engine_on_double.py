@@ -14,6 +14,7 @@ import torch
 
 from controld.contract.configuration import Configuration
 from controld.contract.video import Transition
+from dataplanes.longlive.adapter import longlive_engine
 from dataplanes.longlive.adapter.longlive_engine import LongLiveEngine
 from dataplanes.longlive.engine import ChunkResult, EngineError, LoadSpec, SessionSpec
 
@@ -425,6 +426,42 @@ def test_a_reload_that_runs_out_of_memory_goes_back_to_what_was_there(
     assert "out of memory" in applied.refused["weights"]
     assert not applied.keeps_kv
     assert not engine.step("a").applied
+
+
+def test_a_reload_that_cannot_go_back_either_is_answered_and_leaves_nothing_loaded(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = loaded(make_engine)
+    engine.open(SessionSpec(session_id="a", prompt="a cat", chunks=4))
+    engine.step("a")
+
+    def build(*_: object) -> None:
+        raise torch.OutOfMemoryError("the memory is in pieces")
+
+    engine.apply(nvfp4(), 7)
+    with monkeypatch.context() as patched:
+        patched.setenv("LONGLIVE_DOUBLE_FAULT", "oom_at_load=model_te.pt")
+        patched.setattr(longlive_engine, "PipelineDriver", build)
+        with pytest.raises(EngineError, match=r"neither .* nor the one before") as caught:
+            engine.step("a")
+    assert caught.value.code == "engine.worker_died"
+    (answer,) = caught.value.applied
+    assert (answer.version, answer.setting_id) == (7, setting().config_id)
+    assert set(answer.refused) == {"weights", "activations", "block_rule"}
+    assert engine.sessions() == frozenset()
+    engine.load(LoadSpec(checkpoint="", setting=setting()))
+    assert len(clip(engine, 1)[0]) == 29
+
+
+def test_a_load_beside_what_is_loaded_is_refused_and_the_clip_goes_on(make_engine: Make) -> None:
+    engine = loaded(make_engine)
+    engine.open(SessionSpec(session_id="a", prompt="a cat", chunks=4))
+    engine.step("a")
+    for spec in (LoadSpec(checkpoint="", setting=nvfp4()), LoadSpec(checkpoint="/nowhere", setting=setting())):
+        with pytest.raises(EngineError, match="loaded already") as caught:
+            engine.load(spec)
+        assert caught.value.code == "engine.already_loaded"
+    assert engine.step("a").report.setting_id == setting().config_id
 
 
 def test_out_of_memory_in_a_chunk_closes_the_clip_only(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:

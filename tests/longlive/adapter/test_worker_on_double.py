@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,29 @@ def test_out_of_memory_at_load_then_a_smaller_setting(make_worker: Make) -> None
     assert caught.value.code == "engine.out_of_memory"
     assert engine.load(LoadSpec(checkpoint="", setting=nvfp4())).weights_bytes > 0
     assert len(frames_of(engine, 2)) == 61
+
+
+def test_a_refused_load_leaves_owner_and_worker_of_one_mind(make_worker: Make) -> None:
+    engine = make_worker()
+    engine.load(SPEC)
+    engine.open(SessionSpec(session_id="a", prompt="a cat", chunks=9))
+    engine.step("a")
+    for spec in (SPEC, replace(SPEC, setting=setting(steps=3)), replace(SPEC, checkpoint="/nowhere")):
+        with pytest.raises(EngineError) as caught:
+            engine.load(spec)
+        assert caught.value.code == "engine.already_loaded"
+        assert engine.sessions() == {"a"}
+    engine.apply(setting(vae="async"), 1)
+    assert engine.step("a").report.setting_id == setting(vae="async").config_id
+    engine.close("a")
+    engine.unload()
+    with pytest.raises(EngineError) as caught:
+        engine.load(LoadSpec(checkpoint="", setting=setting(steps=3)))
+    assert caught.value.code == "engine.refused"
+    with pytest.raises(EngineError, match="loaded"):
+        engine.open(SessionSpec(session_id="b", prompt="a cat"))
+    engine.load(SPEC)
+    assert len(frames_of(engine, 1)) == 29
 
 
 def test_a_steered_clip_is_whole(make_worker: Make) -> None:

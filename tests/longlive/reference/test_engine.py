@@ -1,12 +1,16 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 from controld.contract.configuration import Configuration
 from controld.contract.video import Transition
 from dataplanes.longlive.engine import EngineError, LoadSpec, SessionSpec, VideoEngine
+from dataplanes.longlive.reference.checkpoint import build_vae, full_transformer
 from dataplanes.longlive.reference.engine import MOST_SESSIONS, ReferenceEngine
 from dataplanes.longlive.reference.model import ModelShape
 from dataplanes.longlive.reference.setting import FULL, SPACE
+from dataplanes.longlive.reference.weights import save_weights
 
 TINY = ModelShape(dim=64, heads=4, layers=2, feed_forward=64)
 W4A4 = {"weights": "nvfp4", "activations": "nvfp4", "block_rule": "plain"}
@@ -338,6 +342,25 @@ def test_what_cannot_be_loaded_is_refused_and_leaves_nothing(spec: LoadSpec, nam
     with pytest.raises(EngineError, match=named):
         engine.load(spec)
     engine.load(LoadSpec(checkpoint="untrained", setting=FULL))
+
+
+@pytest.mark.parametrize("damage", [b"", b"not weights", 0.5])
+def test_a_damaged_checkpoint_is_named_at_load_and_answered_at_a_reload(tmp_path: Path, damage: bytes | float) -> None:
+    save_weights(full_transformer("untrained", TINY), tmp_path / "dit.safetensors")
+    save_weights(build_vae("untrained"), tmp_path / "vae.safetensors")
+    engine = ReferenceEngine(TINY)
+    engine.load(LoadSpec(checkpoint=str(tmp_path), setting=FULL))
+    file = tmp_path / "dit.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(damage if isinstance(damage, bytes) else whole[: int(damage * len(whole))])
+    engine.open(_clip())
+    engine.apply(_changed(**W4A4), version=3)
+    result = engine.step("a")
+    assert "dit.safetensors cannot be read" in result.applied[0].refused["weights"]
+    assert result.report.setting_id == FULL.config_id
+    engine.unload()
+    with pytest.raises(EngineError, match=r"dit\.safetensors cannot be read"):
+        engine.load(LoadSpec(checkpoint=str(tmp_path), setting=FULL))
 
 
 def test_a_reload_that_fails_leaves_the_old_setting_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
