@@ -76,12 +76,19 @@ class LoadSpec:
         setting: the first one in force.
         memory_limit_bytes: loading and running stay below it; 0: no limit.
         options: engine-specific, by name.
+
+    Raises:
+        EngineError: a number is negative.
     """
 
     checkpoint: str
     setting: Configuration
     memory_limit_bytes: int = 0
     options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.memory_limit_bytes < 0:
+            raise EngineError(f"load.memory_limit_bytes: {self.memory_limit_bytes} is negative", hint="0: no limit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +101,9 @@ class SessionSpec:
         prompt: what to show.
         seed: of the noise: the same seed, prompts and settings give the same clip.
         chunks: at most so many; 0: until closed.
+
+    Raises:
+        EngineError: the number of chunks is negative.
     """
 
     session_id: str
@@ -101,6 +111,10 @@ class SessionSpec:
     service_class: str = "default"
     seed: int = 0
     chunks: int = 0
+
+    def __post_init__(self) -> None:
+        if self.chunks < 0:
+            raise EngineError(f"session.chunks: {self.chunks} is negative", hint="0: until closed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,8 +144,8 @@ class LongLiveEngine:
                 f"session {self._clip.spec.session_id} is open, and LongLive makes one clip at a time",
                 hint="close it first",
             )
-        if not spec.prompt or spec.chunks < 0:
-            raise EngineError("session.prompt: is empty" if not spec.prompt else f"session.chunks: {spec.chunks} < 0")
+        if not spec.prompt.strip():
+            raise EngineError("session.prompt: is empty")
         if not spec.chunks and driver.setting[names.VAE] == "batch":
             raise EngineError("session.chunks: decoding at the end keeps all latents, so the clip must have an end")
         clip = Clip(spec, opened_s=self._clock.monotonic_s(), scene_cut_prefix=self._deployment.run.scene_cut_prefix)
@@ -176,7 +176,7 @@ class LongLiveEngine:
     ) -> None:
         """Change the prompt of a chunk that has not begun. See `VideoEngine.push_prompt`."""
         clip = self._session(session_id)
-        if not prompt:
+        if not prompt.strip():
             raise EngineError("prompt: is empty")
         clip.push(prompt, scene_cut=scene_cut, at_chunk=at_chunk)
         self._loaded().push_prompt(clip)

@@ -39,6 +39,8 @@ MOTIONS = ("sideways", "upright", "diagonally", "around")
 
 _FILLERS = frozenset({"a", "an", "the", "moves", "moving", "is", "that", "goes"})
 _LOW, _HIGH = 6.0, 26.0
+_SHOWN = 40
+"""Characters of an unknown word in an error."""
 _SPRITE = 17
 _MEAN_SPEED = 0.8
 _SPEED_DEVIATION = 0.6
@@ -78,7 +80,7 @@ def parse_prompt(text: str) -> Prompt:
         kind = next((kind for kind, words in names.items() if word in words), None)
         if kind is None:
             hint = "; ".join(f"{kind}: {', '.join(words)}" for kind, words in names.items())
-            raise EngineError(f"prompt: {word!r} is not in this engine's vocabulary", hint=hint)
+            raise EngineError(f"prompt: {word[:_SHOWN]!r} is not in this engine's vocabulary", hint=hint)
         if kind in found:
             raise EngineError(f"prompt: a second {kind}, {word!r}", hint=f"name one {kind}")
         found[kind] = names[kind].index(word)

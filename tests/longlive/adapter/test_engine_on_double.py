@@ -508,7 +508,7 @@ def watch_pipelines(monkeypatch: pytest.MonkeyPatch, engine: LongLiveEngine) -> 
     ("spec", "said"),
     [
         (SessionSpec(session_id="a", prompt=""), "session.prompt"),
-        (SessionSpec(session_id="a", prompt="x", chunks=-1), "session.chunks"),
+        (SessionSpec(session_id="a", prompt="  "), "session.prompt"),
     ],
 )
 def test_a_hostile_session_is_refused(make_engine: Make, spec: SessionSpec, said: str) -> None:
