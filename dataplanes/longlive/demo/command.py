@@ -93,6 +93,7 @@ def _play(out: Path, daemon: Any) -> None:
     from dataplanes.longlive.demo.plan import AGENT_ID
 
     command = [sys.executable, "-m", "dataplanes.longlive.demo.stage", str(out / "plan.json"), str(out)]
+    (out / "video.mp4").unlink(missing_ok=True)
     with (out / "engine.log").open("w") as log:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -105,6 +106,8 @@ def _play(out: Path, daemon: Any) -> None:
                 answer = daemon.get(f"/v1/engines/{AGENT_ID}/explain")
                 (out / f"why {name}.txt").write_text(answer["text"] + "\n")
                 print(f"{name}: {answer['reason']}", flush=True)
+            elif line.startswith("no video: "):
+                print(line.strip(), flush=True)
         status = process.wait()
     finally:
         if process.poll() is None:
@@ -129,7 +132,7 @@ def _conclude(out: Path) -> int:
     lines = [verdict_line(result, labels) for result in results]
     print("\n".join(("", *lines)))
     (out / "verdicts.txt").write_text("\n".join(lines) + "\n")
-    files = [out / "video.mp4"]
+    files = [file for file in (out / "video.mp4",) if file.exists()]
     try:
         write_plot(out / "timeline.svg", plan, rows, labels)
         files.append(out / "timeline.svg")
@@ -137,7 +140,9 @@ def _conclude(out: Path) -> int:
         print(f"no plot: {error}")
     print("\n" + "  ".join(str(file) for file in files))
     knobs_move = len({one for result in results for one in result.setting_ids}) > 1
-    held = len(results) == len(plan.phases) and all(each.holds_fps and each.holds_memory for each in results)
+    held = len(results) == len(plan.phases) and all(
+        each.holds_fps and each.holds_memory and each.changes for each in results
+    )
     return 0 if held and knobs_move else 1
 
 

@@ -91,6 +91,14 @@ def test_missed_targets_are_called_missed(plan: DemoPlan) -> None:
     assert not phase_results(plan, starved)[1].holds_fps, "a session without a frame is no session that was served"
 
 
+def test_a_phase_that_is_there_to_show_a_change_must_have_one(plan: DemoPlan) -> None:
+    assert all(result.changes for result in phase_results(plan, rows(plan, fps=25.0)))
+    still = [{**row, "setting_id": "old", "applied": []} for row in rows(plan, fps=25.0)]
+    results = phase_results(plan, still)
+    assert [result.changes for result in results] == [True, False, False, True]
+    assert verdict_line(results[1], {}).endswith("setting NOT CHANGED")
+
+
 def test_the_plot_is_written(plan: DemoPlan, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     write_plot(tmp_path / "t.svg", plan, rows(plan, fps=25.0), {})
