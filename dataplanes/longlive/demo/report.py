@@ -77,6 +77,12 @@ def _phase(plan: DemoPlan, phase: Phase, rows: Sequence[Row]) -> PhaseResult:
     )
 
 
+def outpaces(plan: DemoPlan, rows: Sequence[Row], fps_of_one: float) -> bool:
+    """Whether the first phase alone made over twice the rate that the target is from, which then asks for nothing."""
+    first = [result for result in phase_results(plan, rows) if result.phase == plan.phases[0]]
+    return any(fps > 2 * fps_of_one for result in first for fps in result.fps.values())
+
+
 def verdict_line(result: PhaseResult, labels: Mapping[str, str]) -> str:
     """One line for a person."""
     fps = ", ".join(f"{name} {value:.1f}" for name, value in result.fps.items())

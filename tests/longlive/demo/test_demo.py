@@ -10,7 +10,7 @@ import pytest
 from controld.contract.errors import FieldError
 from controld.policy.loader import SourceFile, parse_policies
 from dataplanes.longlive.demo.plan import SERVICE_CLASS, DemoPlan, make_plan, policy_text
-from dataplanes.longlive.demo.report import phase_results, verdict_line, write_plot
+from dataplanes.longlive.demo.report import outpaces, phase_results, verdict_line, write_plot
 
 
 def profile(steps: int, kv_bytes: int, loss: float) -> dict[str, Any]:
@@ -97,6 +97,12 @@ def test_a_phase_that_is_there_to_show_a_change_must_have_one(plan: DemoPlan) ->
     results = phase_results(plan, still)
     assert [result.changes for result in results] == [True, False, False, True]
     assert verdict_line(results[1], {}).endswith("setting NOT CHANGED")
+
+
+def test_a_target_of_a_slow_moment_is_noticed(plan: DemoPlan) -> None:
+    assert not outpaces(plan, rows(plan, fps=75.0), 40.0)
+    assert outpaces(plan, rows(plan, fps=90.0), 40.0)
+    assert not outpaces(plan, rows(plan, fps=90.0)[-5:], 40.0), "of the first phase alone"
 
 
 def test_the_plot_is_written(plan: DemoPlan, tmp_path: Path) -> None:
