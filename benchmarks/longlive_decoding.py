@@ -68,7 +68,7 @@ def film(mode: str, chunks: int, checkpoint: str, *, slow_decoder: bool = False)
     change = SLOW_DECODER if slow_decoder else {}
     setting = Configuration({**FULL, **change, "vae": mode})
     engine.load(LoadSpec(checkpoint=UNTRAINED_NAME if slow_decoder else checkpoint, setting=setting))
-    engine.open(SessionSpec(session_id="clip", prompt=PROMPT, seed=3))
+    engine.open(SessionSpec(session_id="clip", prompt=PROMPT, seed=3, chunks=chunks))
     each = engine.capabilities().frames_per_chunk
     reports, ahead, frames = [], [], 0
     waited, begin = core_wait_s(), time.perf_counter()

@@ -7,6 +7,7 @@ Such a setting can be on the front for its bytes, never for its speed, and every
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,11 +44,16 @@ class Point:
     is_emulated: bool
 
     def dominates(self, other: Point) -> bool:
-        """No worse in anything and better in something; times within the slack are alike."""
-        slower = self.chunk_s > other.chunk_s * (1 + TIME_SLACK)
+        """No worse in anything and better in something; times within the slack are alike.
+
+        An emulated setting counts as slower than any other that is not, and as fast as any other that is: what its
+        emulation takes says nothing of its format.
+        """
+        mine_s, other_s = (math.inf if one.is_emulated else one.chunk_s for one in (self, other))
+        slower = mine_s > other_s * (1 + TIME_SLACK)
         if slower or self.loss > other.loss or self.held_bytes > other.held_bytes:
             return False
-        faster = self.chunk_s * (1 + TIME_SLACK) < other.chunk_s
+        faster = mine_s * (1 + TIME_SLACK) < other_s
         return faster or self.loss < other.loss or self.held_bytes < other.held_bytes
 
 

@@ -197,9 +197,10 @@ def measure_history_bytes(checkpoint: str) -> dict[str, Any]:
 def _held_bytes(configuration: Configuration, checkpoint: str) -> int:
     engine = ReferenceEngine()
     engine.load(LoadSpec(checkpoint=checkpoint, setting=Configuration({**configuration, "steps": 1, "vae": "batch"})))
-    engine.open(SessionSpec(session_id="clip", prompt=PROMPT))
     window = configuration["window"]
     assert isinstance(window, int)
-    reports = [engine.step("clip").report for _ in range(window // CHUNK_LATENTS + 1)]
+    chunks = window // CHUNK_LATENTS + 1
+    engine.open(SessionSpec(session_id="clip", prompt=PROMPT, chunks=chunks))
+    reports = [engine.step("clip").report for _ in range(chunks)]
     engine.unload()
     return reports[-1].memory.kv_bytes

@@ -125,14 +125,29 @@ def test_the_front_has_what_nothing_else_beats_in_everything() -> None:
     assert front([best, replace(best, name="twin", chunk_s=1.04)]) == [best, replace(best, name="twin", chunk_s=1.04)]
 
 
+def test_the_time_of_an_emulation_helps_it_in_nothing() -> None:
+    nvfp4 = replace(point("KV nvfp4", 0.1282, 0.037, 110_720), is_emulated=True)
+    smooth = replace(point("KV nvfp4 smooth", 0.1305, 0.034, 114_816), is_emulated=True)
+    assert front([nvfp4, smooth]) == [nvfp4]
+    computed = point("bf16", 0.12, 0.05, 100_000)
+    assert front([computed, nvfp4]) == [computed], "quicker than what is better"
+    larger = replace(computed, loss=0.2, held_bytes=200_000)
+    assert front([larger, nvfp4]) == [larger, nvfp4], "nobody knows which is quicker"
+    assert front([computed, replace(nvfp4, held_bytes=90_000)]) == [computed, replace(nvfp4, held_bytes=90_000)]
+
+
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(
-        st.tuples(st.sampled_from([0.1, 0.2, 0.3]), st.floats(0.01, 0.012), st.sampled_from([1, 2, 3])), min_size=1
+        st.tuples(st.sampled_from([0.1, 0.2, 0.3]), st.floats(0.01, 0.012), st.sampled_from([1, 2, 3]), st.booleans()),
+        min_size=1,
     )
 )
-def test_there_always_is_a_front(values: list[tuple[float, float, int]]) -> None:
-    points = [point(str(number), *value) for number, value in enumerate(values)]
+def test_there_always_is_a_front(values: list[tuple[float, float, int, bool]]) -> None:
+    points = [
+        replace(point(str(number), *value), is_emulated=is_emulated)
+        for number, (*value, is_emulated) in enumerate(values)
+    ]
     assert front(points)
 
 

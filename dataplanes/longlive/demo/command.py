@@ -10,10 +10,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from controld.contract.configuration import Configuration
 from controld.contract.errors import ControldError
+
+if TYPE_CHECKING:
+    from dataplanes.longlive.demo.plan import DemoPlan
 
 SUMMARY = "show a video engine under a changing load, steered between chunks (CPU reference engine, minutes)"
 EXAMPLES = """\
@@ -28,6 +31,8 @@ examples:
 """
 
 _LOOKS = 5
+_TRIES = 2
+"""Runs, where the target of the first was taken while the machine was busy with something else."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -62,14 +67,28 @@ def _run(out: Path, checkpoint: str, phase_s: float) -> int:
     import torch
 
     from dataplanes.longlive.demo.measuring import usual_profiles
+    from dataplanes.longlive.demo.report import outpaces
+
+    torch.set_num_threads(1)
+    profiles = usual_profiles(out, checkpoint)
+    for _ in range(_TRIES):
+        plan, fps_of_one = _perform(out, checkpoint, phase_s, profiles)
+        rows = [json.loads(line) for line in (out / "chunks.jsonl").read_text().splitlines()]
+        if not outpaces(plan, rows, fps_of_one):
+            return _conclude(out)
+        print(f"one stream made over twice {fps_of_one:.1f} FPS: the target was taken in a slow moment")
+    _conclude(out)
+    return 1
+
+
+def _perform(out: Path, checkpoint: str, phase_s: float, profiles: list[dict[str, Any]]) -> tuple[DemoPlan, float]:
+    """Take the target and play every phase; the plan, and the rate that its target is from."""
     from dataplanes.longlive.demo.plan import make_plan, policy_text
     from dataplanes.longlive.profiler.timing import time_setting
     from dataplanes.longlive.reference.engine import ReferenceEngine
     from dataplanes.longlive.reference.setting import FULL
     from dataplanes.sglang.demo.daemon import Daemon
 
-    torch.set_num_threads(1)
-    profiles = usual_profiles(out, checkpoint)
     engine = ReferenceEngine()
     # The slowest of several looks: a target that was taken in a lucky moment is held in none.
     looks = [time_setting(engine, FULL, checkpoint).reports for _ in range(_LOOKS)]
@@ -85,7 +104,7 @@ def _run(out: Path, checkpoint: str, phase_s: float) -> int:
         outcome = daemon.request("POST", "/v1/candidates/import", json.loads((out / "profiles.json").read_text()))
         print(f"{outcome['profiles']} profiles, {outcome['stored']} new to the daemon")
         _play(out, daemon)
-    return _conclude(out)
+    return plan, fps_of_one
 
 
 def _play(out: Path, daemon: Any) -> None:
@@ -93,6 +112,7 @@ def _play(out: Path, daemon: Any) -> None:
     from dataplanes.longlive.demo.plan import AGENT_ID
 
     command = [sys.executable, "-m", "dataplanes.longlive.demo.stage", str(out / "plan.json"), str(out)]
+    (out / "video.mp4").unlink(missing_ok=True)
     with (out / "engine.log").open("w") as log:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -105,6 +125,8 @@ def _play(out: Path, daemon: Any) -> None:
                 answer = daemon.get(f"/v1/engines/{AGENT_ID}/explain")
                 (out / f"why {name}.txt").write_text(answer["text"] + "\n")
                 print(f"{name}: {answer['reason']}", flush=True)
+            elif line.startswith("no video: "):
+                print(line.strip(), flush=True)
         status = process.wait()
     finally:
         if process.poll() is None:
@@ -129,7 +151,7 @@ def _conclude(out: Path) -> int:
     lines = [verdict_line(result, labels) for result in results]
     print("\n".join(("", *lines)))
     (out / "verdicts.txt").write_text("\n".join(lines) + "\n")
-    files = [out / "video.mp4"]
+    files = [file for file in (out / "video.mp4",) if file.exists()]
     try:
         write_plot(out / "timeline.svg", plan, rows, labels)
         files.append(out / "timeline.svg")
@@ -137,7 +159,9 @@ def _conclude(out: Path) -> int:
         print(f"no plot: {error}")
     print("\n" + "  ".join(str(file) for file in files))
     knobs_move = len({one for result in results for one in result.setting_ids}) > 1
-    held = len(results) == len(plan.phases) and all(each.holds_fps and each.holds_memory for each in results)
+    held = len(results) == len(plan.phases) and all(
+        each.holds_fps and each.holds_memory and each.changes for each in results
+    )
     return 0 if held and knobs_move else 1
 
 

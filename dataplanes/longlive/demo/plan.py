@@ -28,12 +28,14 @@ class Phase:
     Args:
         sessions: names of the sessions that are open in it.
         memory_limit_bytes: what the engine may use; 0: no limit.
+        must_change: what happens in it cannot be met by the setting of the phase before.
     """
 
     name: str
     seconds: float
     sessions: tuple[str, ...]
     memory_limit_bytes: int = 0
+    must_change: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +93,14 @@ def make_plan(
         max_quality_loss=float(f"{max(limit, 1e-6) * 1.05:.4g}"),
         phases=(
             Phase(name="one stream", seconds=phase_s, sessions=("a",)),
-            Phase(name="a second stream", seconds=phase_s, sessions=("a", "b")),
-            Phase(name="memory shrinks", seconds=phase_s, sessions=("a", "b"), memory_limit_bytes=shrunk),
+            Phase(name="a second stream", seconds=phase_s, sessions=("a", "b"), must_change=True),
+            Phase(
+                name="memory shrinks",
+                seconds=phase_s,
+                sessions=("a", "b"),
+                memory_limit_bytes=shrunk,
+                must_change=True,
+            ),
             Phase(name="all is well again", seconds=1.5 * phase_s, sessions=("a",)),
         ),
     )

@@ -36,6 +36,11 @@ class PhaseResult:
         return set(self.fps) == set(self.phase.sessions) and min(self.fps.values()) >= self.target_fps
 
     @property
+    def changes(self) -> bool:
+        """Whether the setting changed, where the phase is there to show that."""
+        return not self.phase.must_change or len(self.setting_ids) > 1
+
+    @property
     def holds_memory(self) -> bool:
         """Whether the engine stayed within its memory."""
         return not self.phase.memory_limit_bytes or self.memory_bytes <= self.phase.memory_limit_bytes
@@ -72,6 +77,12 @@ def _phase(plan: DemoPlan, phase: Phase, rows: Sequence[Row]) -> PhaseResult:
     )
 
 
+def outpaces(plan: DemoPlan, rows: Sequence[Row], fps_of_one: float) -> bool:
+    """Whether the first phase alone made over twice the rate that the target is from, which then asks for nothing."""
+    first = [result for result in phase_results(plan, rows) if result.phase == plan.phases[0]]
+    return any(fps > 2 * fps_of_one for result in first for fps in result.fps.values())
+
+
 def verdict_line(result: PhaseResult, labels: Mapping[str, str]) -> str:
     """One line for a person."""
     fps = ", ".join(f"{name} {value:.1f}" for name, value in result.fps.items())
@@ -80,9 +91,8 @@ def verdict_line(result: PhaseResult, labels: Mapping[str, str]) -> str:
     memory = f"{result.memory_bytes / 1e6:.2f} MB" + (f" of {limit / 1e6:.2f}" if limit else "")
     held = "held" if result.holds_fps else "MISSED"
     within = "" if not limit else ", memory " + ("held" if result.holds_memory else "MISSED")
-    return (
-        f"{result.phase.name}: {settings} | FPS {fps} of {result.target_fps:g} {held} | {memory}{within} |"
-        f" changed within {result.adapted_s:.1f} s"
+    return f"{result.phase.name}: {settings} | FPS {fps} of {result.target_fps:g} {held} | {memory}{within} |" + (
+        f" changed within {result.adapted_s:.1f} s" if result.changes else " setting NOT CHANGED"
     )
 
 

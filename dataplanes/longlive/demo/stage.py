@@ -70,7 +70,11 @@ class Stage:
                     self._phase(phase, log, begin_s)
         finally:
             self._agent.close()
-        write_video(self._out / "video.mp4", torch.cat(self._kept))
+        try:
+            write_video(self._out / "video.mp4", torch.cat(self._kept))
+        except OSError as error:
+            # The verdicts are from the log; a film of it is not worth losing them.
+            print(f"no video: {error}", flush=True)
 
     def _phase(self, phase: Phase, log: TextIO, begin_s: float) -> None:
         for name in [name for name in self._open if name not in phase.sessions]:

@@ -18,6 +18,7 @@ WARM_CHUNKS = 2
 TIMED_CHUNKS = 6
 """With the warm ones, enough to fill the largest window."""
 
+_CHUNKS = WARM_CHUNKS + TIMED_CHUNKS
 _LEAST_FRAMES = 2
 
 
@@ -48,7 +49,7 @@ class SettingTimes:
     def vae_s(self) -> float:
         """Of the least disturbed chunk; where nothing was decoded before the end, what a chunk took there."""
         decoded = [report.vae_s for report in self.reports if report.vae_s > 0]
-        return min(decoded) if decoded else self.close_s / (WARM_CHUNKS + TIMED_CHUNKS)
+        return min(decoded) if decoded else self.close_s / _CHUNKS
 
     @property
     def drift(self) -> float:
@@ -94,9 +95,9 @@ def time_setting(
     """
     engine.load(LoadSpec(checkpoint=checkpoint, setting=configuration))
     try:
-        engine.open(SessionSpec(session_id="profile", prompt=PROMPT, seed=1))
+        engine.open(SessionSpec(session_id="profile", prompt=PROMPT, seed=1, chunks=_CHUNKS))
         reports = _chunks(engine, "profile", between)
-        engine.open(SessionSpec(session_id="second", prompt=PROMPT, seed=2))
+        engine.open(SessionSpec(session_id="second", prompt=PROMPT, seed=2, chunks=_CHUNKS))
         second = _chunks(engine, "second", between)
         begin_s = time.perf_counter()
         engine.close("profile")
@@ -114,7 +115,7 @@ def time_setting(
 
 def _chunks(engine: VideoEngine, session_id: str, between: Callable[[], None]) -> list[ChunkReport]:
     reports = []
-    for _ in range(WARM_CHUNKS + TIMED_CHUNKS):
+    for _ in range(_CHUNKS):
         between()
         reports.append(engine.step(session_id).report)
     return reports

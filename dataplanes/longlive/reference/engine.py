@@ -18,12 +18,13 @@ from dataplanes.longlive import settings
 from dataplanes.longlive.engine import ChunkResult, EngineCapabilities, EngineError, LoadSpec, SessionSpec
 from dataplanes.longlive.linear.precision import LinearPrecision, Precision
 from dataplanes.longlive.reference.checkpoint import build_transformer, build_vae
-from dataplanes.longlive.reference.decoder import SessionDecoder
+from dataplanes.longlive.reference.decoder import SessionDecoder, VaeMode
 from dataplanes.longlive.reference.exchange import NoExchange
 from dataplanes.longlive.reference.generator import Generator
 from dataplanes.longlive.reference.memory import (
     block_weight_bytes,
     history_bytes,
+    latent_bytes,
     measure_activations,
     measure_decoder,
     module_bytes,
@@ -186,6 +187,12 @@ class ReferenceEngine:
         """See `VideoEngine`."""
         loaded = self._require_loaded()
         old, new = Setting.of(current), find_offer().require(wanted)
+        endless = [session_id for session_id, session in self._sessions.items() if not session.spec.chunks]
+        if new.vae is VaeMode.BATCH and endless:
+            raise EngineError(
+                f"{settings.VAE}: decoding at the end keeps all latents, and session {endless[0]} has no end",
+                hint=f"close it first, or {settings.VAE}: stream",
+            )
         self._refuse_beyond_limit(loaded, new, sessions=max(1, len(self._sessions)))
         transition = reach(old, new, is_resident=_is_resident(loaded, old, new))
         peak = self._forecast(loaded, new, len(self._sessions))
@@ -218,8 +225,13 @@ class ReferenceEngine:
         if len(self._sessions) >= MOST_SESSIONS:
             raise EngineError(f"sessions: {MOST_SESSIONS} are open, which is the most", hint="close one")
         newest = loaded.setting if self._pending is None else self._pending[0]
+        if not spec.chunks and VaeMode.BATCH in (loaded.setting.vae, newest.vae):
+            raise EngineError(
+                "session.chunks: decoding at the end keeps all latents, so the clip must have an end",
+                hint="give it a number of chunks, or set vae: stream",
+            )
         for setting in (loaded.setting, newest):
-            self._refuse_beyond_limit(loaded, setting, sessions=len(self._sessions) + 1)
+            self._refuse_beyond_limit(loaded, setting, sessions=len(self._sessions) + 1, opening=spec)
         self._sessions[spec.session_id] = Session(spec, prompt, SessionDecoder(loaded.vae, loaded.setting.vae))
         loaded.generator.open(spec.session_id, loaded.setting.limits, loaded.setting.kv)
 
@@ -353,11 +365,21 @@ class ReferenceEngine:
             weights += block_weight_bytes(self._shape, setting.precision)
             weights -= block_weight_bytes(self._shape, loaded.setting.precision)
         each = history_bytes(self._shape, setting.limits, setting.kv) + loaded.session_bytes
-        return weights + max(loaded.activation_bytes, loaded.decoding_bytes) + sessions * each
+        return weights + max(loaded.activation_bytes, loaded.decoding_bytes) + sessions * each + self._waiting(setting)
 
-    def _refuse_beyond_limit(self, loaded: _Loaded, setting: Setting, *, sessions: int) -> None:
+    def _waiting(self, setting: Setting) -> int:
+        """Bytes of the latents that the open sessions hold before their ends, where they are decoded only then."""
+        if setting.vae is not VaeMode.BATCH:
+            return 0
+        return sum(session.spec.chunks for session in self._sessions.values()) * latent_bytes(self._shape)
+
+    def _refuse_beyond_limit(
+        self, loaded: _Loaded, setting: Setting, *, sessions: int, opening: SessionSpec | None = None
+    ) -> None:
         limit = loaded.spec.memory_limit_bytes
         needed = self._forecast(loaded, setting, sessions)
+        if opening is not None and setting.vae is VaeMode.BATCH:
+            needed += opening.chunks * latent_bytes(self._shape)
         if 0 < limit < needed:
             raise EngineError(
                 f"memory: {sessions} sessions take {needed} bytes with this setting, the limit is {limit}",

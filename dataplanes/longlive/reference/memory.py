@@ -25,6 +25,11 @@ def history_bytes(shape: ModelShape, limits: CacheLimits, rule: KvRule) -> int:
     return (limits.window - 1) * shape.layers * chunk
 
 
+def latent_bytes(shape: ModelShape) -> int:
+    """Of one chunk that waits to be decoded."""
+    return 4 * shape.chunk_latents * LATENT_CHANNELS * LATENT_SIZE**2
+
+
 def block_weight_bytes(shape: ModelShape, precision: LinearPrecision) -> int:
     """Of the matrices in the blocks, stored at a precision."""
     dim, wide = shape.dim, shape.feed_forward

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import av
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dataplanes.longlive.reference.shapes import FRAMES_PER_SECOND
@@ -23,12 +25,22 @@ def write_video(path: Path, frames: Tensor, *, enlarged: int = ENLARGED) -> None
 
     Raises:
         ValueError: there are no frames.
+        OSError: it could not be written; what had been there is as it was.
     """
     if not len(frames):
         raise ValueError("frames: there are none")
     path.parent.mkdir(parents=True, exist_ok=True)
     big = frames.repeat_interleave(enlarged, 1).repeat_interleave(enlarged, 2).numpy()
-    with av.open(str(path), "w") as container:
+    scratch = path.with_name(f".{path.name}.part")
+    try:
+        _encode(scratch, big)
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _encode(path: Path, big: NDArray[np.uint8]) -> None:
+    with av.open(str(path), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=FRAMES_PER_SECOND)
         stream.height, stream.width, stream.pix_fmt = big.shape[1], big.shape[2], "yuv420p"
         stream.options = {"crf": "18"}

@@ -10,7 +10,7 @@ import pytest
 from controld.contract.errors import FieldError
 from controld.policy.loader import SourceFile, parse_policies
 from dataplanes.longlive.demo.plan import SERVICE_CLASS, DemoPlan, make_plan, policy_text
-from dataplanes.longlive.demo.report import phase_results, verdict_line, write_plot
+from dataplanes.longlive.demo.report import outpaces, phase_results, verdict_line, write_plot
 
 
 def profile(steps: int, kv_bytes: int, loss: float) -> dict[str, Any]:
@@ -89,6 +89,20 @@ def test_missed_targets_are_called_missed(plan: DemoPlan) -> None:
     assert "MISSED" in verdict_line(missed[0], {})
     starved = [row for row in rows(plan, fps=25.0) if row["session"] != "b"]
     assert not phase_results(plan, starved)[1].holds_fps, "a session without a frame is no session that was served"
+
+
+def test_a_phase_that_is_there_to_show_a_change_must_have_one(plan: DemoPlan) -> None:
+    assert all(result.changes for result in phase_results(plan, rows(plan, fps=25.0)))
+    still = [{**row, "setting_id": "old", "applied": []} for row in rows(plan, fps=25.0)]
+    results = phase_results(plan, still)
+    assert [result.changes for result in results] == [True, False, False, True]
+    assert verdict_line(results[1], {}).endswith("setting NOT CHANGED")
+
+
+def test_a_target_of_a_slow_moment_is_noticed(plan: DemoPlan) -> None:
+    assert not outpaces(plan, rows(plan, fps=75.0), 40.0)
+    assert outpaces(plan, rows(plan, fps=90.0), 40.0)
+    assert not outpaces(plan, rows(plan, fps=90.0)[-5:], 40.0), "of the first phase alone"
 
 
 def test_the_plot_is_written(plan: DemoPlan, tmp_path: Path) -> None:

@@ -242,6 +242,41 @@ def test_what_is_reserved_is_what_full_windows_take() -> None:
     assert total == memory.reserved_bytes + kept_latents
 
 
+def test_decoding_at_the_end_needs_an_end() -> None:
+    engine = _loaded(_changed(vae="batch"))
+    with pytest.raises(EngineError, match=r"session\.chunks: .* must have an end"):
+        engine.open(_clip())
+    engine.open(_clip(chunks=2))
+    engine.close("a")
+    engine.apply(FULL, version=1)
+    engine.open(_clip("first", chunks=2))
+    engine.step("first")
+    engine.open(_clip())
+    with pytest.raises(EngineError, match=r"vae: .* session a has no end"):
+        engine.apply(_changed(vae="batch"), version=2)
+    engine.close("a")
+    engine.apply(_changed(vae="batch"), version=2)
+    with pytest.raises(EngineError, match=r"session\.chunks"):
+        engine.open(_clip())
+
+
+def test_latents_that_wait_for_the_end_are_in_the_forecast() -> None:
+    batch = _changed(vae="batch")
+    roomy = _loaded(batch)
+    roomy.open(_clip(chunks=60))
+    limit = roomy.memory().reserved_bytes
+    engine = _loaded(batch, limit=limit)
+    with pytest.raises(EngineError, match="the limit is") as caught:
+        engine.open(_clip(chunks=61))
+    assert caught.value.code == "engine.out_of_memory"
+    engine.open(_clip(chunks=60))
+    for _ in range(60):
+        memory = engine.step("a").report.memory
+    kept_latents = 4 * 3 * 8 * 8 * 8 * 4
+    # The window's latents, of which the decoder holds the same tensors.
+    assert memory.peak_bytes <= limit + kept_latents
+
+
 def test_a_latent_that_is_not_finite_ends_its_session_and_no_other() -> None:
     engine = _loaded(_changed(vae="stream"))
     engine.open(_clip("a"))

@@ -25,6 +25,18 @@ def test_the_file_shows_the_frames(tmp_path: Path) -> None:
     assert difference.mean() < 6
 
 
+def test_a_file_that_could_not_be_written_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **keywords: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(av, "VideoFrame", type("Full", (), {"from_ndarray": staticmethod(fail)}))
+    path = tmp_path / "one.mp4"
+    path.write_bytes(b"earlier")
+    with pytest.raises(OSError, match="No space"):
+        write_video(path, torch.zeros(2, 32, 32, 3, dtype=torch.uint8))
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("one.mp4", b"earlier")]
+
+
 def test_no_frames_make_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="none"):
         write_video(tmp_path / "empty.mp4", torch.empty(0, 32, 32, 3, dtype=torch.uint8))
