@@ -94,13 +94,8 @@ def make_plan(
         phases=(
             Phase(name="one stream", seconds=phase_s, sessions=("a",)),
             Phase(name="a second stream", seconds=phase_s, sessions=("a", "b"), must_change=True),
-            Phase(
-                name="memory shrinks",
-                seconds=phase_s,
-                sessions=("a", "b"),
-                memory_limit_bytes=shrunk,
-                must_change=True,
-            ),
+            # What the second stream led to may fit already: windows hardly differ in loss.
+            Phase(name="memory shrinks", seconds=phase_s, sessions=("a", "b"), memory_limit_bytes=shrunk),
             Phase(name="all is well again", seconds=1.5 * phase_s, sessions=("a",)),
         ),
     )

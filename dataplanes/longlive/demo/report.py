@@ -91,9 +91,11 @@ def verdict_line(result: PhaseResult, labels: Mapping[str, str]) -> str:
     memory = f"{result.memory_bytes / 1e6:.2f} MB" + (f" of {limit / 1e6:.2f}" if limit else "")
     held = "held" if result.holds_fps else "MISSED"
     within = "" if not limit else ", memory " + ("held" if result.holds_memory else "MISSED")
-    return f"{result.phase.name}: {settings} | FPS {fps} of {result.target_fps:g} {held} | {memory}{within} |" + (
-        f" changed within {result.adapted_s:.1f} s" if result.changes else " setting NOT CHANGED"
-    )
+    if len(result.setting_ids) > 1:
+        moved = f"changed within {result.adapted_s:.1f} s"
+    else:
+        moved = "as it was" if result.changes else "setting NOT CHANGED"
+    return f"{result.phase.name}: {settings} | FPS {fps} of {result.target_fps:g} {held} | {memory}{within} | {moved}"
 
 
 def write_plot(path: Path, plan: DemoPlan, rows: Sequence[Row], labels: Mapping[str, str]) -> None:

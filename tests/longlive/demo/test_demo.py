@@ -95,7 +95,7 @@ def test_a_phase_that_is_there_to_show_a_change_must_have_one(plan: DemoPlan) ->
     assert all(result.changes for result in phase_results(plan, rows(plan, fps=25.0)))
     still = [{**row, "setting_id": "old", "applied": []} for row in rows(plan, fps=25.0)]
     results = phase_results(plan, still)
-    assert [result.changes for result in results] == [True, False, False, True]
+    assert [result.changes for result in results] == [True, False, True, True]
     assert verdict_line(results[1], {}).endswith("setting NOT CHANGED")
 
 
