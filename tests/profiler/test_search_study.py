@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Iterator
@@ -34,6 +35,13 @@ REQUEST: dict[str, Any] = {
 """Trials of some tenths of a second, so that a quick machine is caught in one, too."""
 
 
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 @pytest.fixture
 def site(tmp_path: Path, tiny_model_dir: Path, texts_dir: Path) -> Iterator[StudySite]:
     worker = ["dataplanes.sglang.profiler", "--model", str(tiny_model_dir), "--texts", str(texts_dir)]
@@ -48,8 +56,11 @@ def test_killed_at_three_moments_no_trial_is_lost_or_counted_twice(site: StudySi
         return psutil.Process(site.daemon.process.pid)
 
     def search_process() -> psutil.Process | None:
-        children = daemon_process().children()
-        return next((one for one in children if "controld.profiling.worker" in " ".join(one.cmdline())), None)
+        for child in daemon_process().children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "controld.profiling.worker" in " ".join(child.cmdline()):
+                    return child
+        return None
 
     def running() -> bool:
         return any(trial["state"] == "running" for trial in site.study(study_id)["trials"])
@@ -60,7 +71,7 @@ def test_killed_at_three_moments_no_trial_is_lost_or_counted_twice(site: StudySi
     search = wait_until(search_process, "the search process is started")
     assert site.study(study_id)["trials_total"] == 0
     site.restart_daemon()
-    wait_until(lambda: not search.is_running() or search.status() == psutil.STATUS_ZOMBIE, "the orphan ends by itself")
+    wait_until(lambda: has_ended(search), "the orphan ends by itself")
     wait_until(lambda: site.study(study_id)["trials_done"] >= 3, "three trials are measured")
 
     # While a trial runs: daemon and worker, and on the way the search process as well.

@@ -201,7 +201,7 @@ def test_an_idle_worker_waits_for_the_next_chunk(queue: Any, worker: Worker) -> 
     waiting.join(0.02)
     assert waiting.is_alive()
     worker.order.put(Chunk(1, "chat"))
-    waiting.join(5.0)
+    waiting.join(60.0)
     assert got == [Chunk(1, "chat")]
 
 
