@@ -63,6 +63,7 @@ class House:
         self.steered = SteeredEngine(self.worker, self.agent)
         self.agent.start()
         self.agent.attached()
+        await eventually(lambda: bool(self.fleet.sessions()), "it is connected")
 
     async def stop(self) -> None:
         await asyncio.to_thread(self.agent.close, 0.2)
