@@ -141,7 +141,7 @@ def test_sessions_of_a_worker_that_died_while_nobody_called_it_are_not_open_any_
         engine.open(SessionSpec(session_id=name, prompt="x"))
     assert engine.sessions() == {"a", "b"}
     engine.kill()
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 60
     while engine.sessions():
         assert time.monotonic() < limit
         time.sleep(0.01)
@@ -157,7 +157,7 @@ def test_sessions_that_a_load_gives_up_do_not_come_back_while_the_next_worker_st
     engine.load(SPEC)
     engine.open(SessionSpec(session_id="a", prompt="x"))
     os.kill(engine.worker_pid or 0, signal.SIGKILL)
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 60
     while engine.sessions():
         assert time.monotonic() < limit
         time.sleep(0.01)

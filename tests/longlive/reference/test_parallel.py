@@ -111,7 +111,7 @@ def test_a_rank_that_dies_is_told_and_the_engine_loads_again() -> None:
         (other,) = engine._loaded.generator.process_ids  # type: ignore[union-attr]
         assert engine.sessions() == {"a"}
         os.kill(other, signal.SIGKILL)
-        limit_s = time.monotonic() + 10
+        limit_s = time.monotonic() + 60
         while engine.sessions():
             assert time.monotonic() < limit_s, "told before anybody calls the engine"
             time.sleep(0.01)
