@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from controld.contract.clock import ManualClock
 from controld.contract.configuration import Configuration
@@ -19,6 +20,7 @@ from dataplanes.longlive.adapter.hardware import Hardware
 from dataplanes.longlive.adapter.longlive_engine import LongLiveEngine
 from dataplanes.longlive.adapter.worker_engine import WorkerEngine
 from dataplanes.longlive.adapter.worker_process import WorkerSettings
+from dataplanes.longlive.engine import ChunkResult, LoadSpec, SessionSpec
 
 DOUBLE = Path(__file__).parent / "double"
 CHECKOUT = DOUBLE / "checkout"
@@ -46,6 +48,24 @@ def setting(**changes: Any) -> Configuration:
 def nvfp4(**changes: Any) -> Configuration:
     """W4A4 by Transformer Engine."""
     return setting(**{"weights": "nvfp4", "activations": "nvfp4", "block_rule": "plain", **changes})
+
+
+def loaded(make_engine: Callable[..., LongLiveEngine], first: Configuration | None = None) -> LongLiveEngine:
+    """An engine under the base setting, or another one."""
+    engine = make_engine()
+    engine.load(LoadSpec(checkpoint="", setting=first or setting()))
+    return engine
+
+
+def clip(
+    engine: LongLiveEngine, chunks: int, name: str = "a", **more: object
+) -> tuple[torch.Tensor, list[ChunkResult]]:
+    """All frames of a clip from begin to end, and what each step gave."""
+    engine.open(SessionSpec(session_id=name, prompt="a cat", seed=3, chunks=chunks, **more))  # type: ignore[arg-type]
+    results = [engine.step(name) for _ in range(chunks)]
+    rest = engine.close(name)
+    parts = [one.frames for one in results if len(one.frames)] + ([rest] if len(rest) else [])
+    return torch.cat(parts), results
 
 
 def said_hardware(
